@@ -1,0 +1,27 @@
+# What `cmake --install` and pip put where: bin/plait, lib/libplait.so, the torch shim, include/plait.
+# Called last by the root CMakeLists.txt. Every run-time path is relative, so the tree may be moved.
+file(RELATIVE_PATH bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+set_target_properties(plait PROPERTIES INSTALL_RPATH "$ORIGIN")
+install(TARGETS plait LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/plait DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(PLAIT_CLI)
+  set_target_properties(plait_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
+  install(TARGETS plait_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+if(PLAIT_WITH_TORCH)
+  set_target_properties(plait_torch PROPERTIES INSTALL_RPATH "$ORIGIN")
+  install(TARGETS plait_torch LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+
+if(PLAIT_PACKAGE)
+  # A wheel holds no symbolic links, and must run where the system has no Highway.
+  set_target_properties(plait PROPERTIES VERSION "" SOVERSION "")
+  find_package(HWY REQUIRED)
+  get_target_property(hwy_type hwy::hwy TYPE)
+  if(hwy_type STREQUAL "SHARED_LIBRARY")
+    install(FILES $<TARGET_FILE:hwy::hwy> DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME $<TARGET_SONAME_FILE_NAME:hwy::hwy>)
+  endif()
+endif()
+if(SKBUILD AND PLAIT_CLI)
+  install(PROGRAMS tools/cli/plait.py DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME plait)
+endif()

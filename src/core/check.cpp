@@ -1,0 +1,214 @@
+// Implementation of the shared checks; every message says what was got, what is legal, and the way out.
+// Called by validate.cpp and validate_iha.cpp.
+#include "core/check.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "catalog/catalog.hpp"
+
+namespace plait {
+namespace {
+
+constexpr int64_t kMaxElements = int64_t{1} << 56;  // so that byte offsets stay inside 64 bits
+
+// Bytes [begin, end) that a view may touch, and whether it fills them without gaps.
+struct Footprint {
+  const char* begin;
+  const char* end;
+  bool dense;
+  bool overlaps_itself;
+};
+
+Footprint footprint(const TensorView& view) {
+  const auto* base = static_cast<const char*>(view.data);
+  if (view.numel() == 0 || base == nullptr) return {base, base, true, false};
+  int64_t low = 0, high = 0;                      // element offsets
+  std::vector<std::pair<int64_t, int64_t>> dims;  // (|stride|, extent)
+  for (int i = 0; i < view.rank; ++i) {
+    const int64_t reach = view.stride[i] * (view.shape[i] - 1);
+    (reach < 0 ? low : high) += reach;
+    if (view.shape[i] > 1) dims.emplace_back(std::abs(view.stride[i]), view.shape[i]);
+  }
+  // Sorted by stride, every dimension must step over all that the smaller ones reach.
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  bool overlaps = false;
+  for (const auto& [stride, extent] : dims) {
+    overlaps = overlaps || stride <= reach;
+    reach += stride * (extent - 1);
+  }
+  const int64_t size = dtype_bytes(view.dtype);
+  return {base + low * size, base + (high + 1) * size, high - low + 1 == view.numel(), overlaps};
+}
+
+bool share_memory(const TensorView& a, const TensorView& b) {
+  const Footprint fa = footprint(a), fb = footprint(b);
+  const bool touch = fa.begin < fb.end && fb.begin < fa.end;
+  // Two strided slices of one buffer may interleave without sharing an element (dq, dk, dv of one tensor).
+  return touch && (fa.begin == fb.begin || (fa.dense && fb.dense));
+}
+
+}  // namespace
+
+void refuse(const char* argument, const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, argument, message);
+}
+
+Axes axes_of(Layout layout, bool packed, bool pseudo) {
+  if (packed) return {-1, 1, 0, pseudo ? 2 : -1, pseudo ? 3 : 2};
+  const bool bhsd = layout == Layout::kBhsd;
+  return {0, bhsd ? 1 : 2, bhsd ? 2 : 1, pseudo ? 3 : -1, pseudo ? 4 : 3};
+}
+
+std::string axes_text(const Axes& axes, const char* heads, const char* seqlen, const char* dim) {
+  std::string text[kMaxRank];
+  if (axes.batch >= 0) text[axes.batch] = "B";
+  if (axes.heads >= 0) text[axes.heads] = heads;
+  if (axes.seqlen >= 0) text[axes.seqlen] = axes.batch < 0 ? "total" : seqlen;
+  if (axes.pseudo >= 0) text[axes.pseudo] = "P";
+  if (axes.dim >= 0) text[axes.dim] = dim;
+  std::string all = "[";
+  for (int i = 0; i < axes.rank(); ++i) all += (i > 0 ? ", " : "") + text[i];
+  return all + "]";
+}
+
+void check_tensor(Named tensor, int rank, const std::string& expected) {
+  const TensorView& view = *tensor.view;
+  if (view.rank != rank) {
+    refuse(tensor.name, fmt::format("got rank {} {}, expected {}", view.rank,
+                                    view.rank <= kMaxRank ? view.shape_string() : "", expected));
+  }
+  int64_t count = 1;
+  for (int i = 0; i < rank; ++i) {
+    if (view.shape[i] < 0) refuse(tensor.name, fmt::format("got a negative size in {}", view.shape_string()));
+    if (__builtin_mul_overflow(count, std::max<int64_t>(view.shape[i], 1), &count) || count > kMaxElements) {
+      refuse(tensor.name, fmt::format("got {}, expected at most 2^56 elements", view.shape_string()));
+    }
+  }
+}
+
+void check_same_dtype(Named tensor, Named like) {
+  if (tensor.view->dtype != like.view->dtype) {
+    refuse(tensor.name, fmt::format("got {}, expected {} as {} has; convert one of them",
+                                    dtype_name(tensor.view->dtype), dtype_name(like.view->dtype), like.name));
+  }
+}
+
+void check_dtype(Named tensor, std::initializer_list<DType> legal, const char* way_out) {
+  if (std::find(legal.begin(), legal.end(), tensor.view->dtype) != legal.end()) return;
+  std::string names;
+  for (const DType dtype : legal) {
+    if (names.find(dtype_name(dtype)) == std::string::npos)
+      names += (names.empty() ? "" : " or ") + std::string(dtype_name(dtype));
+  }
+  refuse(tensor.name, fmt::format("got {}, expected {}; {}", dtype_name(tensor.view->dtype), names, way_out));
+}
+
+void check_floating(Named tensor) {
+  check_dtype(tensor, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64},
+              "convert the inputs to one of these");
+}
+
+void check_same_device(Named tensor, Named like) {
+  const auto text = [](Device device) {
+    const char* kind = device.kind == DeviceKind::kCpu    ? "cpu"
+                       : device.kind == DeviceKind::kCuda ? "cuda"
+                                                          : "another device";
+    return device.kind == DeviceKind::kCuda ? fmt::format("{}:{}", kind, device.index) : std::string(kind);
+  };
+  if (tensor.view->device.kind == DeviceKind::kOther) {
+    refuse(tensor.name, "got a device that is neither cpu nor cuda; move the tensors to one of these");
+  }
+  if (!(tensor.view->device == like.view->device)) {
+    refuse(tensor.name, fmt::format("got device {}, expected {} as {} has; move one of them", text(tensor.view->device),
+                                    text(like.view->device), like.name));
+  }
+}
+
+void check_extent(Named tensor, int axis, int64_t expected, const std::string& why) {
+  const int64_t got = extent(*tensor.view, axis);
+  if (got != expected) {
+    refuse(tensor.name, fmt::format("got size {} in dimension {} of {}, expected {} ({})", got, axis,
+                                    tensor.view->shape_string(), expected, why));
+  }
+}
+
+void check_shape(Named tensor, std::initializer_list<int64_t> shape, const std::string& why) {
+  TensorView expected = TensorView::contiguous(nullptr, tensor.view->dtype, shape);
+  const std::string text = fmt::format("{} ({})", expected.shape_string(), why);
+  check_tensor(tensor, expected.rank, text);
+  for (int i = 0; i < expected.rank; ++i) {
+    if (tensor.view->shape[i] != expected.shape[i]) {
+      refuse(tensor.name, fmt::format("got shape {}, expected {}", tensor.view->shape_string(), text));
+    }
+  }
+}
+
+void check_head_dim(const char* argument, int64_t head_dim) {
+  if (head_dim < 1 || head_dim > catalog::kMaxHeadDim) {
+    refuse(argument, fmt::format("got head dim {}, supported 1 to {}", head_dim, catalog::kMaxHeadDim));
+  }
+}
+
+void check_no_alias(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
+  for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
+    if (output->view == nullptr) continue;
+    if (output->view->data == nullptr && output->view->numel() > 0) refuse(output->name, "got a null data pointer");
+    if (footprint(*output->view).overlaps_itself) {
+      refuse(output->name,
+             fmt::format("is an output whose strides make elements of {} overlap; give it memory of its own",
+                         output->view->shape_string()));
+    }
+    const auto check = [&](const Named& other) {
+      if (other.view == nullptr || !share_memory(*output->view, *other.view)) return;
+      refuse(output->name,
+             fmt::format("is an output and shares memory with {}; give it memory of its own", other.name));
+    };
+    std::for_each(inputs.begin(), inputs.end(), check);
+    std::for_each(output + 1, outputs.end(), check);
+  }
+  for (const Named& input : inputs) {
+    if (input.view != nullptr && input.view->data == nullptr && input.view->numel() > 0) {
+      refuse(input.name, "got a null data pointer");
+    }
+  }
+}
+
+int64_t extent(const TensorView& view, int axis) { return axis < 0 ? 1 : view.shape[axis]; }
+
+CanonicalTensor canonical(const TensorView& view, const Axes& axes) {
+  const auto stride = [&](int axis) { return axis < 0 ? 0 : view.stride[axis]; };
+  return {view.data,           view.dtype,          stride(axes.batch), stride(axes.heads),
+          stride(axes.seqlen), stride(axes.pseudo), stride(axes.dim)};
+}
+
+int64_t check_cu_seqlens(Named cu_seqlens, Named like) {
+  check_tensor(cu_seqlens, 1, "[batch + 1]");
+  check_dtype(cu_seqlens, {DType::kInt32}, "convert it with .to(int32)");
+  check_same_device(cu_seqlens, like);
+  if (cu_seqlens.view->shape[0] < 1)
+    refuse(cu_seqlens.name, "got no element, expected batch + 1 offsets starting at 0");
+  if (cu_seqlens.view->shape[0] > 1 && cu_seqlens.view->stride[0] != 1) {
+    refuse(cu_seqlens.name, "got a strided tensor, expected contiguous; call .contiguous()");
+  }
+  return cu_seqlens.view->shape[0] - 1;
+}
+
+void check_cu_seqlens_values(Named cu_seqlens, int64_t total) {
+  if (cu_seqlens.view->device.kind != DeviceKind::kCpu || cu_seqlens.view->data == nullptr) return;
+  const auto* offsets = static_cast<const int32_t*>(cu_seqlens.view->data);
+  const int64_t batch = cu_seqlens.view->shape[0] - 1;
+  if (offsets[0] != 0) refuse(cu_seqlens.name, fmt::format("got {} first, expected 0", offsets[0]));
+  for (int64_t i = 0; i < batch; ++i) {
+    if (offsets[i + 1] < offsets[i]) {
+      refuse(cu_seqlens.name, fmt::format("decreases from {} to {} at index {}, expected offsets that never decrease",
+                                          offsets[i], offsets[i + 1], i + 1));
+    }
+  }
+  if (offsets[batch] > total) {
+    refuse(cu_seqlens.name, fmt::format("ends at {}, past the {} rows of the tensor", offsets[batch], total));
+  }
+}
+
+}  // namespace plait

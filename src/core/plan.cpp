@@ -1,0 +1,192 @@
+// The planner: what a problem requires, which backend of the catalog serves it, and the refusal if none does.
+// Called by api/ through make_plan(); pure, touches no device and no tensor.
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "catalog/catalog.hpp"
+#include "core/registry.hpp"
+
+namespace plait {
+namespace {
+
+// What an op asks of a backend, in the catalog's terms.
+struct Requirement {
+  Op op;
+  Backend backend;
+  DType dtype;
+  Device device;
+  int64_t head_dim;
+  uint32_t features = 0;
+  Strategy strategy = Strategy::kAuto;
+};
+
+Requirement requirement_of(const AttentionProblem& problem) {
+  Requirement need{problem.op, problem.backend, problem.dtype, problem.device,
+                   std::max(problem.head_dim, problem.head_dim_v)};
+  const bool windowed = problem.causal || problem.window_left >= 0 || problem.window_right >= 0;
+  need.features = (windowed ? catalog::kCausalWindow : 0u) | (problem.softcap > 0 ? catalog::kSoftcap : 0u) |
+                  (problem.has_sinks ? catalog::kSinks : 0u) | (problem.packed ? catalog::kPacked : 0u) |
+                  (problem.mode != HeadMode::kPlain ? catalog::kPseudoHeads : 0u) |
+                  (problem.out_dtype != problem.dtype ? catalog::kOutFloat32 : 0u) |
+                  (problem.deterministic ? catalog::kDeterministic : 0u) |
+                  (problem.split_size > 0 ? catalog::kFixedSplit : 0u);
+  need.strategy = problem.split_size > 0 ? Strategy::kSplitKv : problem.strategy;
+  return need;
+}
+
+Requirement requirement_of(const PremixProblem& problem) {
+  return {problem.op,     problem.backend,  problem.dtype,
+          problem.device, problem.head_dim, problem.packed ? uint32_t{catalog::kPacked} : 0u};
+}
+
+Requirement requirement_of(const CollapseProblem& problem) {
+  return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim};
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string all;
+  for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
+  return all.empty() ? "nothing" : all;
+}
+
+std::vector<std::string> names_of(uint32_t features) {
+  std::vector<std::string> names;
+  for (uint32_t bit = 1; bit != 0 && bit <= features; bit <<= 1) {
+    if (features & bit) names.emplace_back(catalog::feature_name(static_cast<catalog::Feature>(bit)));
+  }
+  return names;
+}
+
+const char* device_kind_name(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
+
+std::string required_text(const Requirement& need) {
+  std::vector<std::string> parts{fmt::format("{} on {}", op_name(need.op), device_kind_name(need.device.kind)),
+                                 dtype_name(need.dtype), fmt::format("head dim {}", need.head_dim)};
+  for (std::string& name : names_of(need.features)) parts.push_back(std::move(name));
+  if (need.strategy != Strategy::kAuto) parts.push_back(fmt::format("strategy {}", strategy_name(need.strategy)));
+  return joined(parts);
+}
+
+std::string supported_text(const catalog::Support& support) {
+  std::vector<std::string> dtypes, strategies;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    if (support.dtypes & catalog::bit(dtype)) dtypes.emplace_back(dtype_name(dtype));
+  }
+  for (const Strategy strategy : {Strategy::kSplitQ, Strategy::kSplitKv, Strategy::kSplitD}) {
+    if (support.strategies & catalog::bit(strategy)) strategies.emplace_back(strategy_name(strategy));
+  }
+  return fmt::format("{} on {}; head dims 1 to {} in multiples of {}; {}; strategies: auto{}{}", joined(dtypes),
+                     device_kind_name(support.device), support.max_head_dim, support.head_dim_multiple,
+                     joined(names_of(support.features)), strategies.empty() ? "" : ", ",
+                     strategies.empty() ? "" : joined(strategies));
+}
+
+std::vector<std::string> missing_from(const catalog::Support& support, const Requirement& need,
+                                      const DeviceInfo& device) {
+  std::vector<std::string> missing = names_of(need.features & ~support.features);
+  if (support.device != need.device.kind)
+    missing.push_back(fmt::format("{} tensors", device_kind_name(need.device.kind)));
+  if (support.min_compute_capability > device.compute_capability) {
+    missing.push_back(fmt::format("compute capability {}", support.min_compute_capability));
+  }
+  if ((support.dtypes & catalog::bit(need.dtype)) == 0) missing.emplace_back(dtype_name(need.dtype));
+  if (need.head_dim > support.max_head_dim || need.head_dim % support.head_dim_multiple != 0) {
+    missing.push_back(fmt::format("head dim {}", need.head_dim));
+  }
+  if (need.strategy != Strategy::kAuto && (support.strategies & catalog::bit(need.strategy)) == 0) {
+    missing.push_back(fmt::format("strategy {}", strategy_name(need.strategy)));
+  }
+  return missing;
+}
+
+[[noreturn]] void refuse_all(const Requirement& need, const std::string& candidates) {
+  const bool chosen = need.backend != Backend::kAuto;
+  const bool strategy_only = need.strategy != Strategy::kAuto;
+  std::string way_out = "change what is missing";
+  if (need.device.kind == DeviceKind::kCuda) {
+    way_out = "this build has no CUDA backend; move the tensors to the CPU";
+  } else if (need.dtype == DType::kFloat64) {
+    way_out = "use float32, or backend reference for float64";
+  } else if (strategy_only) {
+    way_out = "use strategy auto";
+  } else if (chosen) {
+    way_out = "use backend auto";
+  }
+  throw Error(ErrorCode::kUnsupported, chosen || !strategy_only ? "backend" : "strategy",
+              fmt::format("{} cannot serve this call. required: {}. {}way out: {}",
+                          chosen ? backend_name(need.backend) : "no backend of this build", required_text(need),
+                          candidates, way_out));
+}
+
+const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
+  std::string candidates;
+  for (const catalog::Support& support : catalog::supports()) {
+    const bool asked = need.backend == support.backend;
+    const bool automatic = need.backend == Backend::kAuto && support.backend != Backend::kReference;
+    if (support.op != need.op || !(asked || automatic)) continue;
+    const std::vector<std::string> missing = missing_from(support, need, device);
+    if (missing.empty()) {
+      reason = asked ? "backend: asked for" : "backend: the first of the catalog that serves the call";
+      return support;
+    }
+    candidates += fmt::format("supported by {}: {}. missing: {}. ", backend_name(support.backend),
+                              supported_text(support), joined(missing));
+  }
+  if (candidates.empty())
+    candidates = fmt::format("supported: none ({} is not in this build). ", backend_name(need.backend));
+  refuse_all(need, candidates);
+}
+
+template <class Problem>
+Plan begin_plan(const Problem& problem, const DeviceInfo& device, const Requirement& need) {
+  if (device.kind != problem.device.kind) {
+    throw Error(
+        ErrorCode::kInvalidArgument, "device",
+        fmt::format("got a plan for {} with tensors on {}", device.name, device_kind_name(problem.device.kind)));
+  }
+  if (device.workers < 1)
+    throw Error(ErrorCode::kInvalidArgument, "workers", fmt::format("got {}, expected at least 1", device.workers));
+  Plan plan;
+  std::string reason;
+  plan.op = problem.op;
+  plan.backend = choose(need, device, reason).backend;
+  plan.strategy = need.strategy;
+  plan.device = device;
+  plan.fingerprint = problem.fingerprint();
+  plan.reasons.push_back(std::move(reason));
+  return plan;
+}
+
+}  // namespace
+
+const Implementation& find_implementation(Registry registry, Backend backend) {
+  for (const Implementation& implementation : registry) {
+    if (implementation.backend == backend) return implementation;
+  }
+  throw Error(ErrorCode::kInternal, "backend",
+              fmt::format("{} is in the catalog and not in the registry", backend_name(backend)));
+}
+
+Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Registry registry) {
+  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  const Implementation& chosen = find_implementation(registry, plan.backend);
+  if (chosen.plan_attention != nullptr) chosen.plan_attention(problem, device, plan);
+  return plan;
+}
+
+Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry) {
+  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  const Implementation& chosen = find_implementation(registry, plan.backend);
+  if (chosen.plan_premix != nullptr) chosen.plan_premix(problem, device, plan);
+  return plan;
+}
+
+Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry) {
+  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  const Implementation& chosen = find_implementation(registry, plan.backend);
+  if (chosen.plan_collapse != nullptr) chosen.plan_collapse(problem, device, plan);
+  return plan;
+}
+
+}  // namespace plait

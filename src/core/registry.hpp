@@ -1,0 +1,33 @@
+// How a backend plugs in: a planning and a run function per op.
+// Filled by api/registry.cpp from the backends of this build; read by plan() and by api/.
+#pragma once
+
+#include <span>
+
+#include "core/problem.hpp"
+
+namespace plait {
+
+struct Implementation {
+  Backend backend;
+  // Planning; null where there is nothing to choose. See cpu/cpu.hpp for what they fill in.
+  void (*plan_attention)(const AttentionProblem&, const DeviceInfo&, Plan&);
+  void (*plan_premix)(const PremixProblem&, const DeviceInfo&, Plan&);
+  void (*plan_collapse)(const CollapseProblem&, const DeviceInfo&, Plan&);
+  // Running, by problem.op.
+  void (*run_attention)(const Plan&, const AttentionProblem&, const AttentionTensors&, void*, const Executor&);
+  void (*run_premix)(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&);
+  void (*run_collapse)(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&);
+};
+
+using Registry = std::span<const Implementation>;
+
+// Chooses a backend that serves the problem on the device and lets it plan. kAuto takes the first of the catalog that
+// can (never the reference). Throws kUnsupported with required, supported and missing when none can.
+Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Registry registry);
+Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry);
+Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry);
+
+const Implementation& find_implementation(Registry registry, Backend backend);
+
+}  // namespace plait

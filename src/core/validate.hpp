@@ -1,0 +1,36 @@
+// From what the user gave to a proven problem; holds every user-facing message about arguments.
+// Called by api/ before planning and again before running (with outputs); `outputs` null means planning only.
+#pragma once
+
+#include "core/problem.hpp"
+
+namespace plait {
+
+struct ValidatedAttention {
+  AttentionProblem problem;
+  AttentionTensors tensors;
+};
+struct ValidatedPremix {
+  PremixProblem problem;
+  PremixTensors tensors;
+};
+struct ValidatedCollapse {
+  CollapseProblem problem;
+  CollapseTensors tensors;
+};
+
+ValidatedAttention validate(const AttentionArgs& args, const AttentionOutputs* outputs);
+ValidatedAttention validate(const AttentionBackwardArgs& args, const AttentionGrads* grads);
+// Forward: `y`, or null when planning.
+ValidatedPremix validate(const PremixArgs& args, const TensorView* y);
+ValidatedCollapse validate(const CollapseArgs& args, const TensorView* y);
+// Backward: all three, or all null when planning.
+ValidatedPremix validate(const PremixArgs& args, const TensorView* dy, const TensorView* dx, const TensorView* dw);
+ValidatedCollapse validate(const CollapseArgs& args, const TensorView* dy, const TensorView* dx, const TensorView* dr);
+// merge_states: checks every part against the outputs; returns nothing, throws on the first fault.
+void validate(const MergeArgs& args, const AttentionOutputs& outputs);
+
+// Shape of lse for a problem, as the public API sees it: [B, Hq, rows] or [Hq, total_rows].
+TensorView lse_shape(const AttentionProblem& problem);
+
+}  // namespace plait

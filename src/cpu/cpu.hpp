@@ -1,0 +1,28 @@
+// The CPU backend: SIMD tiles with online softmax, memory linear in length.
+// Called by api/ with a finished Plan; the plan_* functions are called by core/plan.cpp through the registry.
+#pragma once
+
+#include "core/problem.hpp"
+
+namespace plait::cpu {
+
+// Fill tile_m, tile_n, splits, split_size, workers, workspace_bytes and `reasons`; plan.strategy is kSplitQ or
+// kSplitKv when the caller asked for it, kAuto when this function is to choose.
+void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
+void plan_premix(const PremixProblem& problem, const DeviceInfo& device, Plan& plan);
+void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Plan& plan);
+
+void attention_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                       void* workspace, const Executor& executor);
+void attention_backward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                        void* workspace, const Executor& executor);
+void premix_forward(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
+                    const Executor& executor);
+void premix_backward(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
+                     const Executor& executor);
+void collapse_forward(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors,
+                      void* workspace, const Executor& executor);
+void collapse_backward(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors,
+                       void* workspace, const Executor& executor);
+
+}  // namespace plait::cpu

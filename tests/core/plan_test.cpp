@@ -1,0 +1,118 @@
+// The planner alone, with backends that only record what they were asked: choice, refusals, explain.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "catalog/catalog.hpp"
+#include "core/registry.hpp"
+
+namespace plait {
+namespace {
+
+void plan_fake(const AttentionProblem&, const DeviceInfo& device, Plan& plan) {
+  if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
+  plan.tile_m = 64;
+  plan.tile_n = 128;
+  plan.workers = device.workers;
+  plan.reasons.emplace_back("a fake reason");
+}
+
+constexpr std::array<Implementation, 2> kFakes{
+    {{Backend::kCpu, plan_fake, nullptr, nullptr, nullptr, nullptr, nullptr},
+     {Backend::kReference, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr}}};
+
+AttentionProblem problem() {
+  AttentionProblem p;
+  p.batch = 1;
+  p.heads_q = p.heads_kv = 2;
+  p.seqlen_q = p.seqlen_kv = 8;
+  p.head_dim = p.head_dim_v = 64;
+  return p;
+}
+
+std::string refusal(const AttentionProblem& p, const DeviceInfo& device = DeviceInfo::host(1)) {
+  try {
+    make_plan(p, device, kFakes);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Plan, AutoNeverPicksTheReference) {
+  EXPECT_EQ(make_plan(problem(), DeviceInfo::host(1), kFakes).backend, Backend::kCpu);
+  AttentionProblem p = problem();
+  p.dtype = p.out_dtype = DType::kFloat64;
+  EXPECT_NE(refusal(p).find("missing: float64"), std::string::npos) << refusal(p);
+  p.backend = Backend::kReference;
+  EXPECT_EQ(make_plan(p, DeviceInfo::host(1), kFakes).backend, Backend::kReference);
+}
+
+TEST(Plan, StrategyIsHonouredOrRefused) {
+  AttentionProblem p = problem();
+  p.strategy = Strategy::kSplitKv;
+  EXPECT_EQ(make_plan(p, DeviceInfo::host(1), kFakes).strategy, Strategy::kSplitKv);
+  p.strategy = Strategy::kSplitD;
+  const std::string text = refusal(p);
+  for (const char* part : {"required:", "supported by cpu:", "missing: strategy split_d", "way out:"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  p.strategy = Strategy::kAuto;
+  p.split_size = 256;
+  EXPECT_EQ(make_plan(p, DeviceInfo::host(1), kFakes).strategy, Strategy::kSplitKv);
+}
+
+TEST(Plan, RefusesBackendsThatAreNotBuilt) {
+  AttentionProblem p = problem();
+  p.backend = Backend::kCudaSm90;
+  EXPECT_NE(refusal(p).find("not in this build"), std::string::npos) << refusal(p);
+  p.backend = Backend::kAuto;
+  p.device.kind = DeviceKind::kCuda;
+  EXPECT_NE(refusal(p, DeviceInfo::by_name("h200")).find("missing: cuda tensors"), std::string::npos);
+  EXPECT_NE(refusal(p), "");  // a plan for the CPU with tensors on a GPU
+}
+
+TEST(Plan, IsAPrintableValueBoundToItsProblem) {
+  const Plan a = make_plan(problem(), DeviceInfo::host(2), kFakes),
+             b = make_plan(problem(), DeviceInfo::host(2), kFakes);
+  EXPECT_EQ(a.explain(), b.explain());
+  EXPECT_NE(a.explain().find("split_q"), std::string::npos);
+  EXPECT_NE(a.explain().find("a fake reason"), std::string::npos);
+  AttentionProblem other = problem();
+  other.causal = true;
+  EXPECT_NE(make_plan(other, DeviceInfo::host(2), kFakes).fingerprint, a.fingerprint);
+}
+
+TEST(Plan, EveryCatalogRowNamesRealCapabilities) {
+  for (const catalog::Support& support : catalog::supports()) {
+    EXPECT_NE(support.dtypes, 0u);
+    EXPECT_GE(support.max_head_dim, 256);
+    EXPECT_GE(support.head_dim_multiple, 1);
+  }
+}
+
+TEST(Names, ParseWhatTheyPrint) {
+  for (const Backend backend : {Backend::kAuto, Backend::kReference, Backend::kCpu, Backend::kCudaNaive,
+                                Backend::kCudaMma, Backend::kCudaSm90}) {
+    EXPECT_EQ(parse_backend(backend_name(backend)), backend);
+  }
+  for (const Strategy strategy : {Strategy::kAuto, Strategy::kSplitQ, Strategy::kSplitKv, Strategy::kSplitD}) {
+    EXPECT_EQ(parse_strategy(strategy_name(strategy)), strategy);
+  }
+  EXPECT_THROW(parse_backend("gpu"), Error);
+  EXPECT_THROW(parse_strategy(""), Error);
+}
+
+TEST(Device, NamesAreKnownOrListed) {
+  for (const std::string& name : DeviceInfo::known_names()) EXPECT_EQ(DeviceInfo::by_name(name).name, name);
+  try {
+    DeviceInfo::by_name("h20000");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("h200"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace plait
