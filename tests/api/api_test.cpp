@@ -1,0 +1,113 @@
+// The public C++ API through the shared library: plan, run, refusals that leave outputs untouched.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "plait/iha.hpp"
+#include "plait/version.hpp"
+
+namespace plait {
+namespace {
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+using Workspace = std::unique_ptr<void, Free>;
+
+Workspace workspace_of(const Plan& plan) {
+  const int64_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
+  return Workspace(bytes > 0 ? std::aligned_alloc(64, static_cast<size_t>(bytes)) : nullptr);
+}
+
+// Random q, k, v [1, 2, S, 16] and NaN outputs.
+struct Call {
+  static constexpr int64_t kHeads = 2, kDim = 16;
+  int64_t seqlen;
+  std::vector<float> q, k, v, out, lse;
+  AttentionArgs args;
+  AttentionOutputs outputs;
+
+  explicit Call(int64_t length) : seqlen(length) {
+    std::mt19937 engine(7);
+    std::normal_distribution<float> normal;
+    for (auto* tensor : {&q, &k, &v}) {
+      tensor->resize(static_cast<size_t>(kHeads * seqlen * kDim));
+      for (float& value : *tensor) value = normal(engine);
+    }
+    out.assign(q.size(), NAN);
+    lse.assign(static_cast<size_t>(kHeads * seqlen), NAN);
+    const auto view = [&](std::vector<float>& t) {
+      return TensorView::contiguous(t.data(), DType::kFloat32, {1, kHeads, seqlen, kDim});
+    };
+    args.q = view(q);
+    args.k = view(k);
+    args.v = view(v);
+    args.options.causal = true;
+    outputs = {view(out), TensorView::contiguous(lse.data(), DType::kFloat32, {1, kHeads, seqlen})};
+  }
+  void run(Backend backend, Strategy strategy = Strategy::kAuto) {
+    args.options.backend = backend;
+    args.options.strategy = strategy;
+    const Plan plan = plan_attention_forward(args, DeviceInfo::host(2));
+    attention_forward(args, outputs, plan, workspace_of(plan).get(), Executor::threads());
+  }
+};
+
+TEST(Api, CpuAgreesWithTheReferenceForEveryStrategy) {
+  Call reference(300);
+  reference.run(Backend::kReference);
+  for (const Strategy strategy : {Strategy::kAuto, Strategy::kSplitQ, Strategy::kSplitKv}) {
+    Call cpu(300);
+    cpu.run(Backend::kCpu, strategy);
+    for (size_t i = 0; i < cpu.out.size(); ++i) ASSERT_NEAR(cpu.out[i], reference.out[i], 2e-5) << i;
+    for (size_t i = 0; i < cpu.lse.size(); ++i) ASSERT_NEAR(cpu.lse[i], reference.lse[i], 2e-5) << i;
+  }
+}
+
+TEST(Api, SplitStrategiesGiveDifferentPlans) {
+  Call call(512);
+  call.args.options.strategy = Strategy::kSplitQ;
+  const Plan split_q = plan_attention_forward(call.args, DeviceInfo::host(2));
+  call.args.options.strategy = Strategy::kSplitKv;
+  const Plan split_kv = plan_attention_forward(call.args, DeviceInfo::host(2));
+  EXPECT_EQ(split_q.strategy, Strategy::kSplitQ);
+  EXPECT_EQ(split_kv.strategy, Strategy::kSplitKv);
+  EXPECT_NE(split_q.explain(), split_kv.explain());
+}
+
+TEST(Api, RefusalsLeaveOutputsUntouched) {
+  Call call(64);
+  const Plan plan = plan_attention_forward(call.args, DeviceInfo::host(1));
+  const Workspace workspace = workspace_of(plan);
+  call.args.options.causal = false;  // the plan is for another problem
+  EXPECT_THROW(attention_forward(call.args, call.outputs, plan, workspace.get(), Executor::threads()), Error);
+  call.args.options.causal = true;
+  EXPECT_THROW(
+      attention_forward(call.args, call.outputs, plan, static_cast<char*>(workspace.get()) + 4, Executor::threads()),
+      Error);
+  call.args.options.scale = NAN;
+  EXPECT_THROW(attention_forward(call.args, call.outputs, plan, workspace.get(), Executor::threads()), Error);
+  for (const float value : call.out) ASSERT_TRUE(std::isnan(value));
+  for (const float value : call.lse) ASSERT_TRUE(std::isnan(value));
+}
+
+TEST(Api, NullWorkspaceAndForeignDevicesAreRefused) {
+  Call call(64);
+  const Plan plan = plan_attention_forward(call.args, DeviceInfo::host(1));
+  if (plan.workspace_bytes > 0) {
+    EXPECT_THROW(attention_forward(call.args, call.outputs, plan, nullptr, Executor::threads()), Error);
+  }
+  EXPECT_THROW(plan_attention_forward(call.args, DeviceInfo::by_name("h200")), Error);
+  DeviceInfo none = DeviceInfo::host(1);
+  none.workers = 0;
+  EXPECT_THROW(plan_attention_forward(call.args, none), Error);
+}
+
+TEST(Api, VersionIsThatOfTheProject) { EXPECT_EQ(std::string(version()).find("0."), 0u); }
+
+}  // namespace
+}  // namespace plait
