@@ -127,8 +127,7 @@ void backward(const MergeArgs& args, const AttentionOutputs& outputs, const Tens
   });
 }
 
-void check_host(const MergeArgs& args, const AttentionOutputs& outputs, int32_t workers) {
-  validate(args, outputs);
+void check_host(const AttentionOutputs& outputs, int32_t workers) {
   if (outputs.out.device.kind != DeviceKind::kCpu) {
     throw Error(ErrorCode::kUnsupported, "outs",
                 "merge_states has no CUDA kernel in this build; move the tensors to the CPU");
@@ -153,7 +152,8 @@ void by_dtype(DType dtype, const Run& run) {
 }  // namespace
 
 void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
-  check_host(args, outputs, workers);
+  validate(args, outputs);
+  check_host(outputs, workers);
   by_dtype(outputs.out.dtype, [&](auto element, auto lse) {
     forward<decltype(element), decltype(lse)>(args, outputs, executor, workers);
   });
@@ -162,9 +162,8 @@ void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const 
 void merge_states_backward(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout,
                            const std::optional<TensorView>& dlse, const TensorView* douts, const TensorView* dlses,
                            const Executor& executor, int32_t workers) {
-  check_host(args, outputs, workers);
-  const MergeArgs gradients{douts, dlses, args.parts, args.layout, args.packed};
-  validate(gradients, {dout, dlse.value_or(outputs.lse)});
+  validate(args, outputs, dout, dlse ? &*dlse : nullptr, {douts, dlses, args.parts, args.layout, args.packed});
+  check_host(outputs, workers);
   by_dtype(outputs.out.dtype, [&](auto element, auto lse) {
     backward<decltype(element), decltype(lse)>(args, outputs, dout, dlse ? &*dlse : nullptr, douts, dlses, executor,
                                                workers);

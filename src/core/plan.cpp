@@ -113,10 +113,11 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
   } else if (chosen) {
     way_out = "use backend auto";
   }
-  throw Error(ErrorCode::kUnsupported, chosen || !strategy_only ? "backend" : "strategy",
-              fmt::format("{} cannot serve this call. required: {}. {}way out: {}",
-                          chosen ? backend_name(need.backend) : "no backend of this build", required_text(need),
-                          candidates, way_out));
+  throw Error(
+      ErrorCode::kUnsupported, chosen || !strategy_only ? "backend" : "strategy",
+      fmt::format("{} serve this call. required: {}. {}way out: {}",
+                  chosen ? fmt::format("{} cannot", backend_name(need.backend)) : "no backend of this build can",
+                  required_text(need), candidates, way_out));
 }
 
 const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
@@ -134,7 +135,7 @@ const catalog::Support& choose(const Requirement& need, const DeviceInfo& device
                               supported_text(support), joined(missing));
   }
   if (candidates.empty())
-    candidates = fmt::format("supported: none ({} is not in this build). ", backend_name(need.backend));
+    candidates = fmt::format("supported: none. missing: {} is not in this build. ", backend_name(need.backend));
   refuse_all(need, candidates);
 }
 

@@ -29,6 +29,9 @@ ValidatedPremix validate(const PremixArgs& args, const TensorView* dy, const Ten
 ValidatedCollapse validate(const CollapseArgs& args, const TensorView* dy, const TensorView* dx, const TensorView* dr);
 // merge_states: checks every part against the outputs; returns nothing, throws on the first fault.
 void validate(const MergeArgs& args, const AttentionOutputs& outputs);
+// merge_states_backward: `grads` are the outputs, one for each part of `args`; dout and dlse may be expanded.
+void validate(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout, const TensorView* dlse,
+              const MergeArgs& grads);
 
 // Shape of lse for a problem, as the public API sees it: [B, Hq, rows] or [Hq, total_rows].
 TensorView lse_shape(const AttentionProblem& problem);

@@ -231,7 +231,10 @@ ValidatedCollapse validate(const CollapseArgs& args, const TensorView* dy, const
   return result;
 }
 
-void validate(const MergeArgs& args, const AttentionOutputs& outputs) {
+namespace {
+
+// Shapes, dtypes and devices of out, lse and of every part, without a look at who shares memory with whom.
+void check_merge(const MergeArgs& args, const AttentionOutputs& outputs) {
   if (args.parts < 1) refuse("outs", "got no part, expected at least one");
   const Axes axes = axes_of(args.layout, args.packed, /*pseudo=*/false);
   const Named out = named("out", outputs.out), lse = named("lse", outputs.lse);
@@ -251,12 +254,38 @@ void validate(const MergeArgs& args, const AttentionOutputs& outputs) {
     check_same_device(tensor, out);
   };
   check_lse(lse);
-  check_no_alias({out, lse}, {});
   for (int64_t i = 0; i < args.parts; ++i) {
     const Named part = named("outs", args.outs[i]);
     check_like(part, axes, out, axes, 1);
     check_lse(named("lses", args.lses[i]));
-    check_no_alias({out, lse}, {part, named("lses", args.lses[i])});
+  }
+}
+
+}  // namespace
+
+void validate(const MergeArgs& args, const AttentionOutputs& outputs) {
+  check_merge(args, outputs);
+  const Named out = named("out", outputs.out), lse = named("lse", outputs.lse);
+  for (int64_t i = 0; i < args.parts; ++i) {
+    check_no_alias({out, lse}, {named("outs", args.outs[i]), named("lses", args.lses[i])});
+  }
+}
+
+void validate(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout, const TensorView* dlse,
+              const MergeArgs& grads) {
+  check_merge(args, outputs);
+  check_merge(grads, outputs);
+  check_merge(args, {dout, dlse != nullptr ? *dlse : outputs.lse});
+  for (int64_t i = 0; i < grads.parts; ++i) {
+    const Named dpart = named("douts", grads.outs[i]), dpart_lse = named("dlses", grads.lses[i]);
+    check_no_alias({dpart, dpart_lse},
+                   {named("out", outputs.out), named("lse", outputs.lse), named("dout", dout), {"dlse", dlse}});
+    for (int64_t j = 0; j < args.parts; ++j) {
+      check_no_alias({dpart, dpart_lse}, {named("outs", args.outs[j]), named("lses", args.lses[j])});
+    }
+    for (int64_t j = 0; j < i; ++j) {
+      check_no_alias({dpart, dpart_lse}, {named("douts", grads.outs[j]), named("dlses", grads.lses[j])});
+    }
   }
 }
 

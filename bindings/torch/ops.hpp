@@ -1,0 +1,27 @@
+// The boxed kernels of this folder, one per op of library.cpp, and the argument sets that plan ops share with them.
+// Called by library.cpp.
+#pragma once
+
+#include "convert.hpp"
+
+namespace plait::torch_shim {
+
+void attention_forward(Reader& reader, StableIValue* results);
+void attention_backward(Reader& reader, StableIValue* results);
+void merge_states_forward(Reader& reader, StableIValue* results);
+void merge_states_backward(Reader& reader, StableIValue* results);
+void premix_forward(Reader& reader, StableIValue* results);
+void premix_backward(Reader& reader, StableIValue* results);
+void collapse_forward(Reader& reader, StableIValue* results);
+void collapse_backward(Reader& reader, StableIValue* results);
+
+void plan_attention(Reader& reader, StableIValue* results);
+void plan_premix(Reader& reader, StableIValue* results);
+void plan_collapse(Reader& reader, StableIValue* results);
+void check_merge(Reader& reader, StableIValue* results);
+void flop_matched_window(Reader& reader, StableIValue* results);
+
+// dout where autograd has none: zero everywhere, without memory. All strides are 0.
+TensorView zeros_like(const TensorView& view);
+
+}  // namespace plait::torch_shim
