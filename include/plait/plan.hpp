@@ -28,6 +28,7 @@ enum class Op : int32_t {
   kPremixBackward,
   kCollapseForward,
   kCollapseBackward,
+  kKvCacheForward,
 };
 
 const char* backend_name(Backend backend);     // "cpu"

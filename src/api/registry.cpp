@@ -26,6 +26,10 @@ void run_reference(const Plan&, const CollapseProblem& problem, const CollapseTe
   (problem.op == Op::kCollapseForward ? reference::collapse_forward : reference::collapse_backward)(problem, tensors);
 }
 
+void run_reference(const Plan&, const KvCacheProblem& problem, const KvCacheTensors& tensors, void*, const Executor&) {
+  reference::attention_with_kvcache(problem, tensors);
+}
+
 void run_cpu(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace,
              const Executor& executor) {
   (problem.op == Op::kAttentionForward ? cpu::attention_forward : cpu::attention_backward)(plan, problem, tensors,
@@ -43,8 +47,10 @@ void run_cpu(const Plan& plan, const CollapseProblem& problem, const CollapseTen
 }
 
 constexpr std::array<Implementation, 2> kImplementations{{
-    {Backend::kCpu, cpu::plan_attention, cpu::plan_premix, cpu::plan_collapse, run_cpu, run_cpu, run_cpu},
-    {Backend::kReference, nullptr, nullptr, nullptr, run_reference, run_reference, run_reference},
+    {Backend::kCpu, cpu::plan_attention, cpu::plan_premix, cpu::plan_collapse, cpu::plan_kvcache, run_cpu, run_cpu,
+     run_cpu, cpu::attention_with_kvcache},
+    {Backend::kReference, nullptr, nullptr, nullptr, nullptr, run_reference, run_reference, run_reference,
+     run_reference},
 }};
 
 }  // namespace

@@ -19,6 +19,8 @@ enum Feature : uint32_t {
   kOutFloat32 = 1u << 5,   // fp32 output from fp16 or bf16 inputs
   kDeterministic = 1u << 6,
   kFixedSplit = 1u << 7,  // batch-invariant split_kv with a given split_size
+  kKvCache = 1u << 8,     // keys from a dense cache of ragged lengths, appended in place
+  kPaged = 1u << 9,       // ... from pages of any size
 };
 const char* feature_name(Feature feature);
 

@@ -183,6 +183,21 @@ CanonicalTensor canonical(const TensorView& view, const Axes& axes) {
           stride(axes.seqlen), stride(axes.pseudo), stride(axes.dim)};
 }
 
+void check_rope_tables(const Rope& rope, DType dtype, int64_t head_dim, Named like) {
+  const Named cos = named("rope cos", rope.cos), sin = named("rope sin", rope.sin);
+  check_tensor(cos, 2, "[positions, D_rot / 2]");
+  check_shape(sin, {rope.cos.shape[0], rope.cos.shape[1]}, "the shape of cos");
+  for (const Named& table : {cos, sin}) {
+    check_dtype(table, {dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32}, "convert the tables");
+    check_same_device(table, like);
+    if (table.view->data == nullptr && table.view->numel() > 0) refuse(table.name, "got a null data pointer");
+  }
+  if (2 * rope.cos.shape[1] > head_dim) {
+    refuse("rope",
+           fmt::format("the tables turn {} dims, expected at most the head dim {}", 2 * rope.cos.shape[1], head_dim));
+  }
+}
+
 int64_t check_cu_seqlens(Named cu_seqlens, Named like) {
   check_tensor(cu_seqlens, 1, "[batch + 1]");
   check_dtype(cu_seqlens, {DType::kInt32}, "convert it with .to(int32)");

@@ -46,6 +46,9 @@ int64_t extent(const TensorView& view, int axis);  // 1 for axis -1
 CanonicalTensor canonical(const TensorView& view, const Axes& axes);
 inline Named named(const char* name, const TensorView& view) { return {name, &view}; }
 
+// Rotary tables: two like tensors [positions, D_rot / 2] with D_rot <= head_dim, in fp32 (fp64 with fp64 inputs).
+void check_rope_tables(const Rope& rope, DType dtype, int64_t head_dim, Named like);
+
 // cu_seqlens: int32, rank 1, unit stride, at least one element. Returns the number of sequences.
 int64_t check_cu_seqlens(Named cu_seqlens, Named like);
 // Contents: starts at 0, never decreases, ends at or before `total`. Only where the host can read them.

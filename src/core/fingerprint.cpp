@@ -40,6 +40,9 @@ uint64_t AttentionProblem::fingerprint() const {
       .add(device.kind)
       .add(device.index)
       .add(packed)
+      .add(cached)
+      .add(new_keys)
+      .add(page_size)
       .add(causal)
       .add(window_left)
       .add(window_right)
@@ -50,6 +53,20 @@ uint64_t AttentionProblem::fingerprint() const {
       .add(split_size)
       .add(strategy)
       .add(backend)
+      .value();
+}
+
+uint64_t KvCacheProblem::fingerprint() const {
+  return Fingerprint()
+      .add(attention.fingerprint())
+      .add(cache_rows)
+      .add(has_rope)
+      .add(rope_style)
+      .add(rope_dim)
+      .add(rope_rows)
+      .add(iha)
+      .add(kind)
+      .add(weight_dtype)
       .value();
 }
 

@@ -22,19 +22,20 @@ constexpr std::array<std::pair<Strategy, const char*>, 4> kStrategies{{{Strategy
                                                                        {Strategy::kSplitQ, "split_q"},
                                                                        {Strategy::kSplitKv, "split_kv"},
                                                                        {Strategy::kSplitD, "split_d"}}};
-constexpr std::array<std::pair<Op, const char*>, 6> kOps{{{Op::kAttentionForward, "attention_forward"},
+constexpr std::array<std::pair<Op, const char*>, 7> kOps{{{Op::kAttentionForward, "attention_forward"},
                                                           {Op::kAttentionBackward, "attention_backward"},
                                                           {Op::kPremixForward, "premix_forward"},
                                                           {Op::kPremixBackward, "premix_backward"},
                                                           {Op::kCollapseForward, "collapse_forward"},
-                                                          {Op::kCollapseBackward, "collapse_backward"}}};
+                                                          {Op::kCollapseBackward, "collapse_backward"},
+                                                          {Op::kKvCacheForward, "attention_with_kvcache"}}};
 constexpr std::array<std::pair<DType, const char*>, 6> kDtypes{{{DType::kFloat16, "float16"},
                                                                 {DType::kBFloat16, "bfloat16"},
                                                                 {DType::kFloat32, "float32"},
                                                                 {DType::kFloat64, "float64"},
                                                                 {DType::kInt32, "int32"},
                                                                 {DType::kOther, "another dtype"}}};
-constexpr std::array<std::pair<catalog::Feature, const char*>, 8> kFeatures{
+constexpr std::array<std::pair<catalog::Feature, const char*>, 10> kFeatures{
     {{catalog::kCausalWindow, "causal and window"},
      {catalog::kSoftcap, "softcap"},
      {catalog::kSinks, "sinks"},
@@ -42,7 +43,9 @@ constexpr std::array<std::pair<catalog::Feature, const char*>, 8> kFeatures{
      {catalog::kPseudoHeads, "pseudo-heads"},
      {catalog::kOutFloat32, "out_dtype float32"},
      {catalog::kDeterministic, "deterministic"},
-     {catalog::kFixedSplit, "split_size"}}};
+     {catalog::kFixedSplit, "split_size"},
+     {catalog::kKvCache, "key/value cache"},
+     {catalog::kPaged, "paged cache"}}};
 
 template <class Table, class Value>
 const char* name_in(const Table& table, Value value) {

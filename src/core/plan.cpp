@@ -44,6 +44,13 @@ Requirement requirement_of(const CollapseProblem& problem) {
   return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim};
 }
 
+Requirement requirement_of(const KvCacheProblem& problem) {
+  Requirement need = requirement_of(problem.attention);
+  need.features |= catalog::kKvCache;
+  if (problem.attention.page_size > 0) need.features |= catalog::kPaged;
+  return need;
+}
+
 std::string joined(const std::vector<std::string>& parts) {
   std::string all;
   for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
@@ -140,17 +147,16 @@ const catalog::Support& choose(const Requirement& need, const DeviceInfo& device
 }
 
 template <class Problem>
-Plan begin_plan(const Problem& problem, const DeviceInfo& device, const Requirement& need) {
-  if (device.kind != problem.device.kind) {
-    throw Error(
-        ErrorCode::kInvalidArgument, "device",
-        fmt::format("got a plan for {} with tensors on {}", device.name, device_kind_name(problem.device.kind)));
+Plan begin_plan(const Problem& problem, Device tensors, const DeviceInfo& device, const Requirement& need) {
+  if (device.kind != tensors.kind) {
+    throw Error(ErrorCode::kInvalidArgument, "device",
+                fmt::format("got a plan for {} with tensors on {}", device.name, device_kind_name(tensors.kind)));
   }
   if (device.workers < 1)
     throw Error(ErrorCode::kInvalidArgument, "workers", fmt::format("got {}, expected at least 1", device.workers));
   Plan plan;
   std::string reason;
-  plan.op = problem.op;
+  plan.op = need.op;
   plan.backend = choose(need, device, reason).backend;
   plan.strategy = need.strategy;
   plan.device = device;
@@ -170,23 +176,30 @@ const Implementation& find_implementation(Registry registry, Backend backend) {
 }
 
 Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Registry registry) {
-  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_attention != nullptr) chosen.plan_attention(problem, device, plan);
   return plan;
 }
 
 Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry) {
-  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_premix != nullptr) chosen.plan_premix(problem, device, plan);
   return plan;
 }
 
 Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry) {
-  Plan plan = begin_plan(problem, device, requirement_of(problem));
+  Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_collapse != nullptr) chosen.plan_collapse(problem, device, plan);
+  return plan;
+}
+
+Plan make_plan(const KvCacheProblem& problem, const DeviceInfo& device, Registry registry) {
+  Plan plan = begin_plan(problem, problem.attention.device, device, requirement_of(problem));
+  const Implementation& chosen = find_implementation(registry, plan.backend);
+  if (chosen.plan_kvcache != nullptr) chosen.plan_kvcache(problem, device, plan);
   return plan;
 }
 

@@ -14,10 +14,12 @@ struct Implementation {
   void (*plan_attention)(const AttentionProblem&, const DeviceInfo&, Plan&);
   void (*plan_premix)(const PremixProblem&, const DeviceInfo&, Plan&);
   void (*plan_collapse)(const CollapseProblem&, const DeviceInfo&, Plan&);
+  void (*plan_kvcache)(const KvCacheProblem&, const DeviceInfo&, Plan&);
   // Running, by problem.op.
   void (*run_attention)(const Plan&, const AttentionProblem&, const AttentionTensors&, void*, const Executor&);
   void (*run_premix)(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&);
   void (*run_collapse)(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&);
+  void (*run_kvcache)(const Plan&, const KvCacheProblem&, const KvCacheTensors&, void*, const Executor&);
 };
 
 using Registry = std::span<const Implementation>;
@@ -27,6 +29,8 @@ using Registry = std::span<const Implementation>;
 Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Registry registry);
 Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry);
 Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry);
+
+Plan make_plan(const KvCacheProblem& problem, const DeviceInfo& device, Registry registry);
 
 const Implementation& find_implementation(Registry registry, Backend backend);
 

@@ -22,28 +22,6 @@ Layouts layouts_of(const AttentionArgs& args) {
           axes_of(args.options.layout, packed, args.options.mode == HeadMode::kInterleaved)};
 }
 
-void validate_options(const AttentionOptions& options) {
-  if (options.scale && !std::isfinite(*options.scale))
-    refuse("scale", "got a non-finite value, expected a finite number");
-  if (!std::isfinite(options.softcap) || options.softcap < 0) {
-    refuse("softcap", fmt::format("got {}, expected a finite number >= 0 (0 turns it off)", options.softcap));
-  }
-  for (const auto& [side, value] : {std::pair{"left", options.window_left}, std::pair{"right", options.window_right}}) {
-    if (value < -1) refuse("window", fmt::format("got {} = {}, expected -1 (unbounded) or a count >= 0", side, value));
-  }
-  if (options.split_size < 0) {
-    refuse("split_size",
-           fmt::format("got {}, expected keys per split, or 0 for the planner's choice", options.split_size));
-  }
-  if (options.split_size > 0 && options.strategy != Strategy::kAuto && options.strategy != Strategy::kSplitKv) {
-    refuse("split_size", fmt::format("got {} with strategy {}; a fixed split needs split_kv (or auto)",
-                                     options.split_size, strategy_name(options.strategy)));
-  }
-  if (options.mask == PseudoMask::kToken && options.mode != HeadMode::kInterleaved) {
-    refuse("mask", "got 'token', which only interleaved mode has; use 'flat'");
-  }
-}
-
 void validate_shapes(const AttentionArgs& args, const Axes& axes) {
   const Named q = named("q", args.q), k = named("k", args.k), v = named("v", args.v);
   const auto expected = [&](const char* heads, const char* seqlen, const char* dim) {
@@ -127,24 +105,7 @@ ValidatedAttention validate_inputs(const AttentionArgs& args, Op op) {
   problem.pseudo_heads = extent(args.q, axes.pseudo);
   problem.head_dim = extent(args.q, axes.dim);
   problem.head_dim_v = extent(args.v, axes.dim);
-  problem.dtype = args.q.dtype;
-  problem.out_dtype = options.out_dtype.value_or(args.q.dtype);
-  problem.device = args.q.device;
-  problem.causal = options.causal;
-  problem.window_left = options.window_left > kWindowLimit ? -1 : options.window_left;
-  problem.window_right = options.window_right > kWindowLimit ? -1 : options.window_right;
-  problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
-  problem.softcap = options.softcap;
-  problem.deterministic = options.deterministic;
-  problem.split_size = options.split_size;
-  problem.strategy = options.strategy;
-  problem.backend = options.backend;
-  if (problem.out_dtype != problem.dtype &&
-      (problem.out_dtype != DType::kFloat32 || problem.dtype == DType::kFloat64)) {
-    refuse("out_dtype",
-           fmt::format("got {} for {} inputs, expected the dtype of the inputs, or float32 from float16 or bfloat16",
-                       dtype_name(problem.out_dtype), dtype_name(problem.dtype)));
-  }
+  set_options(options, args.q, problem);
   validate_extras(args, problem, result.tensors);
   result.tensors.q = canonical(args.q, axes);
   result.tensors.k = canonical(args.k, axes);
@@ -200,6 +161,56 @@ const TensorView* view_of(const std::optional<TensorView>& view) { return view ?
 
 }  // namespace
 
+void validate_options(const AttentionOptions& options) {
+  if (options.scale && !std::isfinite(*options.scale))
+    refuse("scale", "got a non-finite value, expected a finite number");
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    refuse("softcap", fmt::format("got {}, expected a finite number >= 0 (0 turns it off)", options.softcap));
+  }
+  for (const auto& [side, value] : {std::pair{"left", options.window_left}, std::pair{"right", options.window_right}}) {
+    if (value < -1) refuse("window", fmt::format("got {} = {}, expected -1 (unbounded) or a count >= 0", side, value));
+  }
+  if (options.split_size < 0) {
+    refuse("split_size",
+           fmt::format("got {}, expected keys per split, or 0 for the planner's choice", options.split_size));
+  }
+  if (options.split_size > 0 && options.strategy != Strategy::kAuto && options.strategy != Strategy::kSplitKv) {
+    refuse("split_size", fmt::format("got {} with strategy {}; a fixed split needs split_kv (or auto)",
+                                     options.split_size, strategy_name(options.strategy)));
+  }
+  if (options.mask == PseudoMask::kToken && options.mode != HeadMode::kInterleaved) {
+    refuse("mask", "got 'token', which only interleaved mode has; use 'flat'");
+  }
+}
+
+void set_options(const AttentionOptions& options, const TensorView& q, AttentionProblem& problem) {
+  problem.dtype = q.dtype;
+  problem.out_dtype = options.out_dtype.value_or(q.dtype);
+  problem.device = q.device;
+  problem.causal = options.causal;
+  problem.window_left = options.window_left > kWindowLimit ? -1 : options.window_left;
+  problem.window_right = options.window_right > kWindowLimit ? -1 : options.window_right;
+  problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
+  problem.softcap = options.softcap;
+  problem.deterministic = options.deterministic;
+  problem.split_size = options.split_size;
+  problem.strategy = options.strategy;
+  problem.backend = options.backend;
+  if (problem.out_dtype != problem.dtype &&
+      (problem.out_dtype != DType::kFloat32 || problem.dtype == DType::kFloat64)) {
+    refuse("out_dtype",
+           fmt::format("got {} for {} inputs, expected the dtype of the inputs, or float32 from float16 or bfloat16",
+                       dtype_name(problem.out_dtype), dtype_name(problem.dtype)));
+  }
+}
+
+void set_outputs(const AttentionArgs& args, const AttentionOutputs& outputs, const AttentionProblem& problem,
+                 AttentionTensors& tensors) {
+  check_out_like(named("out", outputs.out), args, problem, problem.out_dtype);
+  tensors.out = canonical(outputs.out, layouts_of(args).out);
+  tensors.lse = check_lse_like(named("lse", outputs.lse), args, problem);
+}
+
 TensorView lse_shape(const AttentionProblem& problem) {
   const int64_t rows = problem.seqlen_q * problem.rows_per_position();
   if (problem.packed) return TensorView::contiguous(nullptr, lse_dtype(problem), {problem.heads_q, rows});
@@ -209,9 +220,7 @@ TensorView lse_shape(const AttentionProblem& problem) {
 ValidatedAttention validate(const AttentionArgs& args, const AttentionOutputs* outputs) {
   ValidatedAttention result = validate_inputs(args, Op::kAttentionForward);
   if (outputs == nullptr) return result;
-  check_out_like(named("out", outputs->out), args, result.problem, result.problem.out_dtype);
-  result.tensors.out = canonical(outputs->out, layouts_of(args).out);
-  result.tensors.lse = check_lse_like(named("lse", outputs->lse), args, result.problem);
+  set_outputs(args, *outputs, result.problem, result.tensors);
   check_no_alias({named("out", outputs->out), named("lse", outputs->lse)},
                  {named("q", args.q),
                   named("k", args.k),

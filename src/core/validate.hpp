@@ -19,6 +19,11 @@ struct ValidatedCollapse {
   CollapseTensors tensors;
 };
 
+struct ValidatedKvCache {
+  KvCacheProblem problem;
+  KvCacheTensors tensors;
+};
+
 ValidatedAttention validate(const AttentionArgs& args, const AttentionOutputs* outputs);
 ValidatedAttention validate(const AttentionBackwardArgs& args, const AttentionGrads* grads);
 // Forward: `y`, or null when planning.
@@ -32,6 +37,16 @@ void validate(const MergeArgs& args, const AttentionOutputs& outputs);
 // merge_states_backward: `grads` are the outputs, one for each part of `args`; dout and dlse may be expanded.
 void validate(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout, const TensorView* dlse,
               const MergeArgs& grads);
+
+ValidatedKvCache validate(const KvCacheArgs& args, const AttentionOutputs* outputs);
+ValidatedKvCache validate(const IhaKvCacheArgs& args, const AttentionOutputs* outputs);
+
+// Parts that attention and cache calls share: the values of the options, and their place in the problem.
+void validate_options(const AttentionOptions& options);
+void set_options(const AttentionOptions& options, const TensorView& q, AttentionProblem& problem);
+// Checks out and lse against the problem and sets them; `args` gives layout, mode and q.
+void set_outputs(const AttentionArgs& args, const AttentionOutputs& outputs, const AttentionProblem& problem,
+                 AttentionTensors& tensors);
 
 // Shape of lse for a problem, as the public API sees it: [B, Hq, rows] or [Hq, total_rows].
 TensorView lse_shape(const AttentionProblem& problem);

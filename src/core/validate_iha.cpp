@@ -63,24 +63,13 @@ void check_rope_range(const PremixProblem& problem, int64_t offset, int64_t leng
 
 void validate_rope(const PremixArgs& args, PremixProblem& problem, PremixTensors& tensors) {
   const Rope& rope = *args.rope;
-  const Named cos = named("rope cos", rope.cos), sin = named("rope sin", rope.sin), x = named("x", args.x);
-  check_tensor(cos, 2, "[positions, D_rot / 2]");
-  check_shape(sin, {rope.cos.shape[0], rope.cos.shape[1]}, "the shape of cos");
-  for (const Named& table : {cos, sin}) {
-    check_dtype(table, {problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32}, "convert the tables");
-    check_same_device(table, x);
-    if (table.view->data == nullptr && table.view->numel() > 0) refuse(table.name, "got a null data pointer");
-  }
+  check_rope_tables(rope, problem.dtype, problem.head_dim, named("x", args.x));
   problem.has_rope = true;
   problem.rope_style = rope.style;
   problem.rope_index = rope.index;
   problem.rope_dim = 2 * rope.cos.shape[1];
   problem.rope_offset = rope.offset;
   problem.rope_rows = rope.cos.shape[0];
-  if (problem.rope_dim > problem.head_dim) {
-    refuse("rope", fmt::format("the tables turn {} dims, expected at most the head dim {}", problem.rope_dim,
-                               problem.head_dim));
-  }
   constexpr int64_t kMaxOffset = int64_t{1} << 40;
   if (rope.offset < -kMaxOffset || rope.offset > kMaxOffset) refuse("rope", fmt::format("got offset {}", rope.offset));
   if (!problem.packed) check_rope_range(problem, rope.offset, problem.seqlen);

@@ -42,7 +42,7 @@ inline Slice query_slice(const AttentionProblem& problem, const Sequence& sequen
 }
 inline Slice key_slice(const AttentionProblem& problem, const Sequence& sequence, int64_t head, int64_t pass,
                        int64_t dim) {
-  return {sequence.batch, head, sequence.kv_begin, sequence.kv_len, pass, problem.rows_per_position(), dim};
+  return {sequence.kv_batch, head, sequence.kv_begin, sequence.kv_len, pass, problem.rows_per_position(), dim};
 }
 
 // One matrix per pass that shares the softmax: P in joint mode, else one.

@@ -13,4 +13,6 @@ void premix_backward(const PremixProblem& problem, const PremixTensors& tensors)
 void collapse_forward(const CollapseProblem& problem, const CollapseTensors& tensors);
 void collapse_backward(const CollapseProblem& problem, const CollapseTensors& tensors);
 
+void attention_with_kvcache(const KvCacheProblem& problem, const KvCacheTensors& tensors);
+
 }  // namespace plait::reference

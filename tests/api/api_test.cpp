@@ -2,26 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <memory>
 #include <random>
 #include <vector>
 
 #include "plait/iha.hpp"
 #include "plait/version.hpp"
+#include "support/workspace.hpp"
 
 namespace plait {
 namespace {
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-using Workspace = std::unique_ptr<void, Free>;
-
-Workspace workspace_of(const Plan& plan) {
-  const int64_t bytes = (plan.workspace_bytes + 63) / 64 * 64;
-  return Workspace(bytes > 0 ? std::aligned_alloc(64, static_cast<size_t>(bytes)) : nullptr);
-}
+using testing::Workspace;
+using testing::workspace_of;
 
 // Random q, k, v [1, 2, S, 16] and NaN outputs.
 struct Call {

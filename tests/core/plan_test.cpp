@@ -18,9 +18,10 @@ void plan_fake(const AttentionProblem&, const DeviceInfo& device, Plan& plan) {
   plan.reasons.emplace_back("a fake reason");
 }
 
-constexpr std::array<Implementation, 2> kFakes{
-    {{Backend::kCpu, plan_fake, nullptr, nullptr, nullptr, nullptr, nullptr},
-     {Backend::kReference, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr}}};
+constexpr Implementation fake(Backend backend, decltype(Implementation::plan_attention) plan_attention) {
+  return {backend, plan_attention, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+}
+constexpr std::array<Implementation, 2> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr)};
 
 AttentionProblem problem() {
   AttentionProblem p;

@@ -1,0 +1,364 @@
+// The C API: reads versioned structs into the C++ ones, and turns exceptions into statuses.
+// Called from C; holds no state of its own.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "plait/kv_cache.hpp"
+#include "plait/plait.h"
+#include "plait/version.hpp"
+
+struct plait_plan {
+  plait_op op;
+  plait::Plan plan;
+};
+
+namespace plait {
+namespace {
+
+static_assert(PLAIT_MAX_RANK == kMaxRank);
+static_assert(PLAIT_INT32 == static_cast<int>(DType::kInt32) && PLAIT_FLOAT64 == static_cast<int>(DType::kFloat64));
+static_assert(PLAIT_BACKEND_CUDA_SM90 == static_cast<int>(Backend::kCudaSm90));
+static_assert(PLAIT_SPLIT_D == static_cast<int>(Strategy::kSplitD));
+static_assert(PLAIT_KVCACHE_FORWARD == static_cast<int>(Op::kKvCacheForward));
+
+[[noreturn]] void invalid(const char* argument, const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, argument, message);
+}
+
+void set_text(char* to, size_t size, const char* text) {
+  const size_t length = std::min(std::strlen(text), size - 1);
+  std::memcpy(to, text, length);
+  to[length] = '\0';
+}
+
+plait_status report(plait_error* error, plait_status status, const char* argument, const char* message) {
+  if (error != nullptr) {
+    error->status = status;
+    set_text(error->argument, sizeof(error->argument), argument);
+    set_text(error->message, sizeof(error->message), message);
+  }
+  return status;
+}
+
+// Runs `body`; nothing that it throws leaves this file.
+template <class Body>
+plait_status guarded(plait_error* error, const Body& body) noexcept {
+  try {
+    body();
+    return report(error, PLAIT_OK, "", "");
+  } catch (const Error& refused) {
+    return report(error, static_cast<plait_status>(refused.code()), refused.argument().c_str(), refused.what());
+  } catch (const std::bad_alloc&) {
+    return report(error, PLAIT_INTERNAL, "memory", "memory: none is left for the plan");
+  } catch (const std::exception& unexpected) {
+    return report(error, PLAIT_INTERNAL, "internal", unexpected.what());
+  } catch (...) {
+    return report(error, PLAIT_INTERNAL, "internal", "internal: an unknown exception");
+  }
+}
+
+// A struct as this library knows it, from the caller's `struct_size` bytes: fields the caller does not know are zero.
+template <class Params>
+Params read(const void* params, const char* argument) {
+  if (params == nullptr) invalid(argument, "got null, expected the struct of the op");
+  uint32_t size = 0;
+  std::memcpy(&size, params, sizeof(size));
+  if (size < 2 * sizeof(uint32_t) || size % alignof(Params) != 0) {
+    invalid("struct_size", fmt::format("got {} in {}; start from the struct's _INIT macro", size, argument));
+  }
+  if (size > sizeof(Params)) {
+    invalid("struct_size", fmt::format("got {} in {}, this library knows {} bytes; it is older than the header", size,
+                                       argument, sizeof(Params)));
+  }
+  Params known{};
+  std::memcpy(&known, params, size);
+  return known;
+}
+
+// An enum from C, in [0, last].
+template <class Enum>
+Enum checked(int32_t value, Enum last, const char* argument) {
+  if (value < 0 || value > static_cast<int32_t>(last)) {
+    invalid(argument, fmt::format("got {}, expected 0 to {}", value, static_cast<int32_t>(last)));
+  }
+  return static_cast<Enum>(value);
+}
+
+TensorView tensor(const plait_tensor* from, const char* name) {
+  if (from == nullptr) invalid(name, "is missing (null)");
+  TensorView view;
+  view.data = from->data;
+  view.dtype = from->dtype >= 0 && from->dtype <= PLAIT_INT32 ? static_cast<DType>(from->dtype) : DType::kOther;
+  view.device = {from->device_kind >= 0 && from->device_kind <= PLAIT_CUDA ? static_cast<DeviceKind>(from->device_kind)
+                                                                           : DeviceKind::kOther,
+                 from->device_index};
+  if (from->rank < 0 || from->rank > kMaxRank) {
+    invalid(name, fmt::format("got rank {}, expected 0 to {}", from->rank, kMaxRank));
+  }
+  view.rank = from->rank;
+  std::copy_n(from->shape, kMaxRank, view.shape.begin());
+  std::copy_n(from->stride, kMaxRank, view.stride.begin());
+  return view;
+}
+
+std::optional<TensorView> optional_tensor(const plait_tensor* from, const char* name) {
+  return from == nullptr ? std::nullopt : std::optional(tensor(from, name));
+}
+
+AttentionOptions options(const plait_options& c) {
+  AttentionOptions o;
+  o.mode = checked(c.mode, HeadMode::kInterleaved, "mode");
+  o.mask = checked(c.mask, PseudoMask::kToken, "mask");
+  o.layout = checked(c.layout, Layout::kBshd, "layout");
+  o.strategy = checked(c.strategy, Strategy::kSplitD, "strategy");
+  o.backend = checked(c.backend, Backend::kCudaSm90, "backend");
+  if (c.out_dtype != -1) o.out_dtype = checked(c.out_dtype, DType::kFloat64, "out_dtype");
+  if (c.has_scale != 0) o.scale = c.scale;
+  o.causal = c.causal != 0;
+  o.deterministic = c.deterministic != 0;
+  o.softcap = c.softcap;
+  o.window_left = c.window_left;
+  o.window_right = c.window_right;
+  o.split_size = c.split_size;
+  return o;
+}
+
+std::optional<Rope> rope(const plait_rope* from) {
+  if (from == nullptr) return std::nullopt;
+  const auto c = read<plait_rope>(from, "rope");
+  return Rope{tensor(&c.cos, "rope cos"), tensor(&c.sin, "rope sin"), checked(c.style, RopeStyle::kPairs, "rope style"),
+              checked(c.index, RopeIndex::kRow, "rope index"), c.offset};
+}
+
+AttentionArgs attention_args(const plait_attention& c) {
+  return {tensor(c.q, "q"),
+          tensor(c.k, "k"),
+          tensor(c.v, "v"),
+          optional_tensor(c.sinks, "sinks"),
+          optional_tensor(c.cu_seqlens_q, "cu_seqlens_q"),
+          optional_tensor(c.cu_seqlens_k, "cu_seqlens_k"),
+          options(c.options)};
+}
+
+AttentionBackwardArgs backward_args(const plait_attention& c) {
+  return {attention_args(c), tensor(c.out, "out"), tensor(c.lse, "lse"), tensor(c.dout, "dout"),
+          optional_tensor(c.dlse, "dlse")};
+}
+
+PremixArgs premix_args(const plait_premix& c) {
+  return {tensor(c.x, "x"),
+          tensor(c.w, "w"),
+          rope(c.rope),
+          optional_tensor(c.cu_seqlens, "cu_seqlens"),
+          optional_tensor(c.cu_seqlens_other, "cu_seqlens_other"),
+          checked(c.layout, Layout::kBshd, "layout"),
+          checked(c.backend, Backend::kCudaSm90, "backend")};
+}
+
+CollapseArgs collapse_args(const plait_collapse& c) {
+  return {tensor(c.x, "x"), tensor(c.r, "collapse"), c.packed != 0, checked(c.layout, Layout::kBshd, "layout"),
+          checked(c.backend, Backend::kCudaSm90, "backend")};
+}
+
+KvCacheArgs kvcache_args(const plait_kvcache& c) {
+  return {tensor(c.q, "q"),
+          tensor(c.k_cache, "k_cache"),
+          tensor(c.v_cache, "v_cache"),
+          optional_tensor(c.k_new, "k_new"),
+          optional_tensor(c.v_new, "v_new"),
+          tensor(c.cache_seqlens, "cache_seqlens"),
+          optional_tensor(c.block_table, "block_table"),
+          optional_tensor(c.cache_batch_idx, "cache_batch_idx"),
+          rope(c.rope),
+          optional_tensor(c.sinks, "sinks"),
+          options(c.options)};
+}
+
+std::variant<KvCacheArgs, IhaKvCacheArgs> any_kvcache_args(const plait_kvcache& c) {
+  if (c.w_q == nullptr && c.w_k == nullptr && c.w_v == nullptr) return kvcache_args(c);
+  return IhaKvCacheArgs{kvcache_args(c), tensor(c.w_q, "w_q"), tensor(c.w_k, "w_k"), tensor(c.w_v, "w_v"),
+                        checked(c.iha_cache, IhaCacheKind::kRaw, "iha_cache")};
+}
+
+DeviceInfo device_info(const plait_device* device) {
+  if (device == nullptr || device->name == nullptr) invalid("device", "is missing (null); \"cpu\" is always there");
+  if (device->workers < 0) invalid("workers", fmt::format("got {}, expected 0 (all cores) or more", device->workers));
+  DeviceInfo info = DeviceInfo::by_name(device->name);
+  if (info.kind == DeviceKind::kCpu && device->workers > 0) info.workers = device->workers;
+  return info;
+}
+
+Executor executor_of(const plait_executor* executor) {
+  if (executor == nullptr || executor->run == nullptr) return Executor::threads();
+  return {executor->run, executor->context};
+}
+
+Plan make(plait_op op, const void* params, const DeviceInfo& device) {
+  switch (op) {
+    case PLAIT_ATTENTION_FORWARD:
+      return plan_attention_forward(attention_args(read<plait_attention>(params, "params")), device);
+    case PLAIT_ATTENTION_BACKWARD:
+      return plan_attention_backward(backward_args(read<plait_attention>(params, "params")), device);
+    case PLAIT_PREMIX_FORWARD:
+      return plan_premix_forward(premix_args(read<plait_premix>(params, "params")), device);
+    case PLAIT_PREMIX_BACKWARD:
+      return plan_premix_backward(premix_args(read<plait_premix>(params, "params")), device);
+    case PLAIT_COLLAPSE_FORWARD:
+      return plan_collapse_forward(collapse_args(read<plait_collapse>(params, "params")), device);
+    case PLAIT_COLLAPSE_BACKWARD:
+      return plan_collapse_backward(collapse_args(read<plait_collapse>(params, "params")), device);
+    case PLAIT_KVCACHE_FORWARD: {
+      const auto args = any_kvcache_args(read<plait_kvcache>(params, "params"));
+      if (const auto* iha = std::get_if<IhaKvCacheArgs>(&args)) return plan_iha_attention_with_kvcache(*iha, device);
+      return plan_attention_with_kvcache(std::get<KvCacheArgs>(args), device);
+    }
+  }
+  invalid("op", fmt::format("got {}, expected a plait_op", static_cast<int>(op)));
+}
+
+void run_attention(const plait_plan& planned, const void* params, void* workspace, const Executor& executor) {
+  const auto c = read<plait_attention>(params, "params");
+  if (planned.op == PLAIT_ATTENTION_FORWARD) {
+    return attention_forward(attention_args(c), {tensor(c.out, "out"), tensor(c.lse, "lse")}, planned.plan, workspace,
+                             executor);
+  }
+  const AttentionGrads grads{tensor(c.dq, "dq"), tensor(c.dk, "dk"), tensor(c.dv, "dv"),
+                             optional_tensor(c.dsinks, "dsinks")};
+  attention_backward(backward_args(c), grads, planned.plan, workspace, executor);
+}
+
+void run_premix(const plait_plan& planned, const void* params, void* workspace, const Executor& executor) {
+  const auto c = read<plait_premix>(params, "params");
+  if (planned.op == PLAIT_PREMIX_FORWARD) {
+    return premix_forward(premix_args(c), tensor(c.y, "y"), planned.plan, workspace, executor);
+  }
+  premix_backward(premix_args(c), tensor(c.dy, "dy"), tensor(c.dx, "dx"), tensor(c.dw, "dw"), planned.plan, workspace,
+                  executor);
+}
+
+void run_collapse(const plait_plan& planned, const void* params, void* workspace, const Executor& executor) {
+  const auto c = read<plait_collapse>(params, "params");
+  if (planned.op == PLAIT_COLLAPSE_FORWARD) {
+    return collapse_forward(collapse_args(c), tensor(c.y, "y"), planned.plan, workspace, executor);
+  }
+  collapse_backward(collapse_args(c), tensor(c.dy, "dy"), tensor(c.dx, "dx"), tensor(c.dr, "dr"), planned.plan,
+                    workspace, executor);
+}
+
+void run_kvcache(const plait_plan& planned, const void* params, void* workspace, const Executor& executor) {
+  const auto c = read<plait_kvcache>(params, "params");
+  const AttentionOutputs outputs{tensor(c.out, "out"), tensor(c.lse, "lse")};
+  const auto args = any_kvcache_args(c);
+  if (const auto* iha = std::get_if<IhaKvCacheArgs>(&args)) {
+    return iha_attention_with_kvcache(*iha, outputs, planned.plan, workspace, executor);
+  }
+  attention_with_kvcache(std::get<KvCacheArgs>(args), outputs, planned.plan, workspace, executor);
+}
+
+}  // namespace
+}  // namespace plait
+
+extern "C" {
+
+plait_status plait_tensor_contiguous(plait_tensor* tensor, void* data, plait_dtype dtype, int32_t rank,
+                                     const int64_t* shape, plait_error* error) {
+  return plait::guarded(error, [&] {
+    if (tensor == nullptr) plait::invalid("tensor", "got null");
+    if (rank < 0 || rank > PLAIT_MAX_RANK)
+      plait::invalid("rank", fmt::format("got {}, expected 0 to {}", rank, PLAIT_MAX_RANK));
+    if (shape == nullptr && rank > 0) plait::invalid("shape", "got null");
+    *tensor = {};
+    tensor->data = data;
+    tensor->dtype = dtype;
+    tensor->rank = rank;
+    int64_t stride = 1;
+    for (int32_t i = rank - 1; i >= 0; --i) {
+      tensor->shape[i] = shape[i];
+      tensor->stride[i] = stride;
+      if (shape[i] < 0 || __builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) {
+        plait::invalid("shape", fmt::format("got {} in dimension {}, expected sizes >= 0 whose product fits 63 bits",
+                                            shape[i], i));
+      }
+    }
+  });
+}
+
+plait_status plait_plan_create(plait_plan** plan, plait_op op, const void* params, const plait_device* device,
+                               plait_error* error) {
+  if (plan != nullptr) *plan = nullptr;
+  return plait::guarded(error, [&] {
+    if (plan == nullptr) plait::invalid("plan", "got null, expected where to put the plan");
+    *plan = new plait_plan{op, plait::make(op, params, plait::device_info(device))};
+  });
+}
+
+void plait_plan_destroy(plait_plan* plan) { delete plan; }
+
+int64_t plait_plan_workspace_bytes(const plait_plan* plan) { return plan == nullptr ? 0 : plan->plan.workspace_bytes; }
+
+size_t plait_plan_explain(const plait_plan* plan, char* buffer, size_t size) {
+  std::string text;
+  plait::guarded(nullptr, [&] { text = plan == nullptr ? "" : plan->plan.explain(); });
+  if (buffer != nullptr && size > 0) plait::set_text(buffer, size, text.c_str());
+  return text.size();
+}
+
+plait_status plait_run(const plait_plan* plan, const void* params, void* workspace, const plait_executor* executor,
+                       plait_error* error) {
+  return plait::guarded(error, [&] {
+    if (plan == nullptr) plait::invalid("plan", "got null; make one with plait_plan_create");
+    const plait::Executor run_on = plait::executor_of(executor);
+    switch (plan->op) {
+      case PLAIT_ATTENTION_FORWARD:
+      case PLAIT_ATTENTION_BACKWARD:
+        return plait::run_attention(*plan, params, workspace, run_on);
+      case PLAIT_PREMIX_FORWARD:
+      case PLAIT_PREMIX_BACKWARD:
+        return plait::run_premix(*plan, params, workspace, run_on);
+      case PLAIT_COLLAPSE_FORWARD:
+      case PLAIT_COLLAPSE_BACKWARD:
+        return plait::run_collapse(*plan, params, workspace, run_on);
+      case PLAIT_KVCACHE_FORWARD:
+        return plait::run_kvcache(*plan, params, workspace, run_on);
+    }
+  });
+}
+
+plait_status plait_merge_states(const plait_merge* params, const plait_executor* executor, plait_error* error) {
+  return plait::guarded(error, [&] {
+    const auto c = plait::read<plait_merge>(params, "params");
+    if (c.parts < 1 || c.parts > 1'000'000)
+      plait::invalid("parts", fmt::format("got {}, expected 1 to 1000000", c.parts));
+    if (c.outs == nullptr || c.lses == nullptr)
+      plait::invalid(c.outs == nullptr ? "outs" : "lses", "is missing (null)");
+    std::vector<plait::TensorView> outs, lses;
+    for (int64_t i = 0; i < c.parts; ++i) {
+      outs.push_back(plait::tensor(c.outs + i, "outs"));
+      lses.push_back(plait::tensor(c.lses + i, "lses"));
+    }
+    const plait::MergeArgs args{outs.data(), lses.data(), c.parts,
+                                plait::checked(c.layout, plait::Layout::kBshd, "layout"), c.packed != 0};
+    plait::merge_states(args, {plait::tensor(c.out, "out"), plait::tensor(c.lse, "lse")}, plait::executor_of(executor),
+                        c.workers);
+  });
+}
+
+plait_status plait_flop_matched_window(int64_t seqlen, int64_t pseudo_heads, plait_head_mode mode, int64_t tile,
+                                       plait_flop_match* match, plait_error* error) {
+  return plait::guarded(error, [&] {
+    if (match == nullptr) plait::invalid("match", "got null, expected where to put the result");
+    const auto found = plait::flop_matched_window(seqlen, pseudo_heads,
+                                                  plait::checked(mode, plait::HeadMode::kInterleaved, "mode"), tile);
+    *match = {found.left, found.formula_left, found.visits, found.causal_visits, found.visit_ratio};
+  });
+}
+
+const char* plait_version(void) { return plait::version(); }
+
+}  // extern "C"
