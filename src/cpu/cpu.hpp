@@ -11,6 +11,7 @@ namespace plait::cpu {
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
 void plan_premix(const PremixProblem& problem, const DeviceInfo& device, Plan& plan);
 void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Plan& plan);
+void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan);
 
 void attention_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
                        void* workspace, const Executor& executor);
@@ -20,9 +21,12 @@ void premix_forward(const Plan& plan, const PremixProblem& problem, const Premix
                     const Executor& executor);
 void premix_backward(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
                      const Executor& executor);
-void collapse_forward(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors,
-                      void* workspace, const Executor& executor);
+void collapse_forward(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors, void* workspace,
+                      const Executor& executor);
 void collapse_backward(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors,
                        void* workspace, const Executor& executor);
+
+void attention_with_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheTensors& tensors,
+                            void* workspace, const Executor& executor);
 
 }  // namespace plait::cpu
