@@ -2,8 +2,15 @@
 # Called last by the root CMakeLists.txt. Every run-time path is relative, so the tree may be moved.
 file(RELATIVE_PATH bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
 set_target_properties(plait PROPERTIES INSTALL_RPATH "$ORIGIN")
-install(TARGETS plait LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS plait EXPORT plaitTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/plait DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+include(CMakePackageConfigHelpers)
+set(config_dir "${CMAKE_INSTALL_DATADIR}/cmake/plait")
+write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/plaitConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+configure_file(cmake/plaitConfig.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/plaitConfig.cmake" COPYONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/plaitConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/plaitConfigVersion.cmake"
+        DESTINATION ${config_dir})
+install(EXPORT plaitTargets NAMESPACE plait:: DESTINATION ${config_dir})
 if(PLAIT_CLI)
   set_target_properties(plait_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
   install(TARGETS plait_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -15,7 +22,8 @@ endif()
 
 if(PLAIT_PACKAGE)
   # A wheel holds no symbolic links, and must run where the system has no Highway.
-  set_target_properties(plait PROPERTIES VERSION "" SOVERSION "")
+  set_property(TARGET plait PROPERTY VERSION)
+  set_property(TARGET plait PROPERTY SOVERSION)
   find_package(HWY REQUIRED)
   get_target_property(hwy_type hwy::hwy TYPE)
   if(hwy_type STREQUAL "SHARED_LIBRARY")

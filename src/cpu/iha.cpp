@@ -17,18 +17,6 @@
 namespace plait::cpu {
 namespace {
 
-struct MixContext {
-  const MixShape shape;
-  const MixLayout layout;
-  const CanonicalTensor x, y, dx, dy;
-  const TensorView weights, dweights;
-  const PremixProblem* premix;  // null: a collapse
-  const PremixTensors* rope;    // null: nothing turns
-  int64_t end;                  // positions past it (packed tail) read as zero
-  TaskQueue blocks;             // forward: blocks; backward: partial sums
-  TaskQueue rows;               // backward: rows of the weight gradient
-};
-
 // A weight tensor of rank 2 or 3 as rows of its last dimension, in row-major order.
 struct WeightRows {
   CanonicalTensor tensor;
@@ -44,6 +32,36 @@ struct WeightRows {
 
  private:
   int64_t stride0_, stride1_;
+};
+
+struct MixContext {
+  const MixShape shape;
+  const MixLayout layout;
+  const CanonicalTensor x, y, dx, dy;
+  const TensorView weights, dweights;
+  const PremixProblem* premix;  // null: a collapse
+  const PremixTensors* rope;    // null: nothing turns
+  const int64_t end;            // positions past it (packed tail) read as zero
+  TaskQueue blocks;             // forward: blocks; backward: partial sums
+  TaskQueue rows;               // backward: rows of the weight gradient
+
+  template <class Tensors>
+  MixContext(const MixShape& mix, const Plan& plan, void* workspace, bool backward, const Tensors& t,
+             const TensorView& w, const TensorView& dw, const PremixProblem* problem, const PremixTensors* tables,
+             int64_t last)
+      : shape(mix),
+        layout(mix, backward, plan.workers, workspace),
+        x(t.x),
+        y(t.y),
+        dx(t.dx),
+        dy(t.dy),
+        weights(w),
+        dweights(dw),
+        premix(problem),
+        rope(tables),
+        end(last),
+        blocks(backward ? mix.partials() : mix.blocks()),
+        rows(backward ? WeightRows(dw).rows : 0) {}
 };
 
 // Positions [begin, begin + count) of a batch entry.
@@ -262,39 +280,15 @@ void run_mix(const Plan& plan, const Executor& executor, bool backward, MixConte
 
 void run_premix(const Plan& plan, const PremixProblem& problem, const PremixTensors& t, void* workspace,
                 const Executor& executor, bool backward) {
-  const MixShape shape = MixShape::of(problem);
-  MixContext context{shape,
-                     MixLayout(shape, backward, plan.workers, workspace),
-                     t.x,
-                     t.y,
-                     t.dx,
-                     t.dy,
-                     t.w,
-                     t.dw,
-                     &problem,
-                     problem.has_rope ? &t : nullptr,
-                     problem.packed ? t.cu_seqlens[problem.batch] : problem.seqlen,
-                     TaskQueue(backward ? shape.partials() : shape.blocks()),
-                     TaskQueue(backward ? WeightRows(t.dw).rows : 0)};
+  const int64_t end = problem.packed ? t.cu_seqlens[problem.batch] : problem.seqlen;
+  MixContext context(MixShape::of(problem), plan, workspace, backward, t, t.w, t.dw, &problem,
+                     problem.has_rope ? &t : nullptr, end);
   run_mix(plan, executor, backward, context);
 }
 
 void run_collapse(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& t, void* workspace,
                   const Executor& executor, bool backward) {
-  const MixShape shape = MixShape::of(problem);
-  MixContext context{shape,
-                     MixLayout(shape, backward, plan.workers, workspace),
-                     t.x,
-                     t.y,
-                     t.dx,
-                     t.dy,
-                     t.r,
-                     t.dr,
-                     nullptr,
-                     nullptr,
-                     problem.seqlen,
-                     TaskQueue(backward ? shape.partials() : shape.blocks()),
-                     TaskQueue(backward ? WeightRows(t.dr).rows : 0)};
+  MixContext context(MixShape::of(problem), plan, workspace, backward, t, t.r, t.dr, nullptr, nullptr, problem.seqlen);
   run_mix(plan, executor, backward, context);
 }
 

@@ -59,6 +59,16 @@ TEST(CpuBehaviour, BitEqualForAnyWorkersAndOrder) {
   }
 }
 
+// With more workers a task takes fewer row tiles through each packed key tile; a window makes their first keys differ.
+TEST(CpuBehaviour, BitEqualHoweverTilesAreGrouped) {
+  AttentionCase c;
+  c.problem = attention_problem(1, 8, 8, 600, 600, 16, 16);
+  c.problem.causal = true, c.problem.window_left = 70;
+  Attention a(c);
+  const std::vector<double> once = run_both(a, {.workers = 1});
+  for (const int32_t workers : {3, 16}) EXPECT_EQ(run_both(a, {.workers = workers}), once) << workers << " workers";
+}
+
 TEST(CpuBehaviour, ChosenStrategyDoesNotDependOnWorkers) {
   for (const int64_t q : {1, 40, 5000}) {
     const AttentionProblem problem = attention_problem(1, 2, 2, q, 5000, 64, 64);
