@@ -30,27 +30,6 @@ AttentionInputs read_inputs(Reader& reader) {
 
 DType lse_dtype(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
-Tensor empty_out(const AttentionArgs& args) {
-  const TensorView& q = args.q;
-  std::vector<int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
-  if (args.options.mode == HeadMode::kJoint) shape.pop_back();
-  shape.back() = args.v.shape[args.v.rank - 1];
-  return empty_ordered(shape, args.options.out_dtype.value_or(q.dtype), q, args.cu_seqlens_q ? 0 : 1);
-}
-
-Tensor empty_lse(const AttentionArgs& args) {
-  const TensorView& q = args.q;
-  const int64_t per_position = args.options.mode == HeadMode::kInterleaved ? q.shape[q.rank - 2] : 1;
-  std::vector<int64_t> shape;
-  if (args.cu_seqlens_q) {
-    shape = {q.shape[1], q.shape[0] * per_position};
-  } else {
-    const bool bhsd = args.options.layout == Layout::kBhsd;
-    shape = {q.shape[0], q.shape[bhsd ? 1 : 2], q.shape[bhsd ? 2 : 1] * per_position};
-  }
-  return empty(shape, lse_dtype(q.dtype), q);
-}
-
 struct MergeInputs {
   std::vector<Tensor> outs, lses;
   bool packed;
@@ -82,6 +61,27 @@ MergeViews views_of(const MergeInputs& inputs) {
 }
 
 }  // namespace
+
+Tensor empty_out(const AttentionArgs& args) {
+  const TensorView& q = args.q;
+  std::vector<int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
+  if (args.options.mode == HeadMode::kJoint) shape.pop_back();
+  shape.back() = args.v.shape[args.v.rank - 1];
+  return empty_ordered(shape, args.options.out_dtype.value_or(q.dtype), q, args.cu_seqlens_q ? 0 : 1);
+}
+
+Tensor empty_lse(const AttentionArgs& args) {
+  const TensorView& q = args.q;
+  const int64_t per_position = args.options.mode == HeadMode::kInterleaved ? q.shape[q.rank - 2] : 1;
+  std::vector<int64_t> shape;
+  if (args.cu_seqlens_q) {
+    shape = {q.shape[1], q.shape[0] * per_position};
+  } else {
+    const bool bhsd = args.options.layout == Layout::kBhsd;
+    shape = {q.shape[0], q.shape[bhsd ? 1 : 2], q.shape[bhsd ? 2 : 1] * per_position};
+  }
+  return empty(shape, lse_dtype(q.dtype), q);
+}
 
 TensorView zeros_like(const TensorView& view) {
   alignas(8) static const unsigned char kZero[8] = {};  // zero in every dtype

@@ -191,6 +191,20 @@ RopeIndex parse_rope_index(const Text& text) {
   return parse<RopeIndex, 2>("rope_index", text, {{"token", RopeIndex::kToken}, {"row", RopeIndex::kRow}});
 }
 
+IhaCacheKind parse_cache_kind(const Text& text) {
+  return parse<IhaCacheKind, 2>("cache_kind", text, {{"mixed", IhaCacheKind::kMixed}, {"raw", IhaCacheKind::kRaw}});
+}
+
+std::optional<Rope> rope_of(const std::optional<TensorView>& cos, const std::optional<TensorView>& sin,
+                            const Text& style) {
+  const RopeStyle parsed = parse_rope_style(style);
+  if (cos.has_value() != sin.has_value()) {
+    throw Error(ErrorCode::kInvalidArgument, "rope", "got one table, expected both cos and sin");
+  }
+  if (!cos) return std::nullopt;
+  return Rope{*cos, *sin, parsed, RopeIndex::kToken, 0};
+}
+
 AttentionOptions RawOptions::parse() const {
   AttentionOptions options;
   options.mode = parse_mode(mode);
@@ -210,8 +224,16 @@ AttentionOptions RawOptions::parse() const {
 }
 
 RawOptions Reader::options() {
+  const Text mode = next<Text>(), mask = next<Text>();
+  RawOptions options = plain_options();
+  options.mode = mode;
+  options.mask = mask;
+  return options;
+}
+
+RawOptions Reader::plain_options() {
   // Braces evaluate left to right: this is the order of the schema.
-  return RawOptions{next<Text>(),    next<Text>(),    next<bool>(),
+  return RawOptions{Text{"plain"},   Text{"flat"},    next<bool>(),
                     next<int64_t>(), next<int64_t>(), next<std::optional<double>>(),
                     next<double>(),  next<bool>(),    next<int64_t>(),
                     next<Text>(),    next<Text>(),    next<std::optional<ScalarType>>(),

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/iha.hpp"
+#include "plait/kv_cache.hpp"
 
 namespace plait::torch_shim {
 
@@ -54,6 +54,10 @@ HeadMode parse_mode(const Text& text);
 PseudoMask parse_mask(const Text& text);
 RopeStyle parse_rope_style(const Text& text);
 RopeIndex parse_rope_index(const Text& text);
+IhaCacheKind parse_cache_kind(const Text& text);
+// The rotation by position that two tables ask for; none without tables.
+std::optional<Rope> rope_of(const std::optional<TensorView>& cos, const std::optional<TensorView>& sin,
+                            const Text& style);
 
 // The options of attention ops, read in schema order: mode, mask, causal, window_left, window_right, scale, softcap,
 // deterministic, split_size, strategy, backend, out_dtype, layout.
@@ -79,6 +83,7 @@ class Reader {
   template <class T>
   T next();
   RawOptions options();
+  RawOptions plain_options();  // without mode and mask, which are plain and flat
 
  private:
   StableIValue* stack_;

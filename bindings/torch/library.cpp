@@ -7,16 +7,26 @@
 namespace plait::torch_shim {
 namespace {
 
-// RawOptions, in its order.
-const std::string kOptions =
-    "str mode, str mask, bool causal, SymInt window_left, SymInt window_right, float? scale, float softcap, "
+// RawOptions, in its order; ops over plain heads have no mode and mask.
+const std::string kPlainOptions =
+    "bool causal, SymInt window_left, SymInt window_right, float? scale, float softcap, "
     "bool deterministic, SymInt split_size, str strategy, str backend, ScalarType? out_dtype, str layout";
+const std::string kOptions = "str mode, str mask, " + kPlainOptions;
 const std::string kAttention =
     "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, " + kOptions;
 const std::string kRope = "str rope_style, str rope_index, SymInt rope_offset, str layout, str backend";
 const std::string kPremix =
     "Tensor x, Tensor w, Tensor? cos, Tensor? sin, Tensor? cu_seqlens, Tensor? cu_seqlens_other, " + kRope;
 const std::string kCollapse = "Tensor x, Tensor r, bool packed, str layout, str backend";
+const std::string kWithKvCache =
+    "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
+    "Tensor? block_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, Tensor? sinks, str rope_style, " +
+    kPlainOptions;
+const std::string kIhaWithKvCache =
+    "Tensor q, Tensor? k_new, Tensor? v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor w_q, Tensor w_k, "
+    "Tensor w_v, Tensor cache_seqlens, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, Tensor? sinks, "
+    "str cache_kind, str rope_style, " +
+    kPlainOptions;
 const std::string kMerge = "Tensor[] outs, Tensor[] lses, bool packed, str layout";
 
 void define(torch::stable::detail::StableLibrary& library, const std::string& schema) { library.def(schema.c_str()); }
@@ -34,10 +44,16 @@ STABLE_TORCH_LIBRARY(plait, library) {
   define(library, "premix_backward(Tensor dy, " + kPremix + ") -> (Tensor dx, Tensor dw)");
   define(library, "collapse_forward(" + kCollapse + ") -> Tensor");
   define(library, "collapse_backward(Tensor dy, " + kCollapse + ") -> (Tensor dx, Tensor dr)");
+  define(library, "attention_with_kvcache_(" + kWithKvCache + ") -> (Tensor out, Tensor lse)");
+  define(library, "iha_attention_with_kvcache_(" + kIhaWithKvCache + ") -> (Tensor out, Tensor lse)");
   define(library, "plan_attention(int[] tensors, bool backward, str device, " + kOptions + ") -> (int code, str text)");
   define(library, "plan_premix(int[] tensors, bool backward, " + kRope + ") -> (int code, str text)");
   define(library,
          "plan_collapse(int[] tensors, bool backward, bool packed, str layout, str backend) -> (int code, str text)");
+  define(library,
+         "plan_attention_with_kvcache(int[] tensors, str rope_style, " + kPlainOptions + ") -> (int code, str text)");
+  define(library, "plan_iha_attention_with_kvcache(int[] tensors, str cache_kind, str rope_style, " + kPlainOptions +
+                      ") -> (int code, str text)");
   define(library, "check_merge(int[] tensors, int parts, bool packed, str layout) -> (int code, str text)");
   define(library, "flop_matched_window(int seqlen, int pseudo_heads, str mode, int tile) -> (int left, float ratio)");
 }
@@ -52,9 +68,13 @@ STABLE_TORCH_LIBRARY_IMPL(plait, CompositeExplicitAutograd, library) {
   library.impl("premix_backward", &boxed<&premix_backward>);
   library.impl("collapse_forward", &boxed<&collapse_forward>);
   library.impl("collapse_backward", &boxed<&collapse_backward>);
+  library.impl("attention_with_kvcache_", &boxed<&attention_with_kvcache>);
+  library.impl("iha_attention_with_kvcache_", &boxed<&iha_attention_with_kvcache>);
   library.impl("plan_attention", &boxed<&plan_attention>);
   library.impl("plan_premix", &boxed<&plan_premix>);
   library.impl("plan_collapse", &boxed<&plan_collapse>);
+  library.impl("plan_attention_with_kvcache", &boxed<&plan_attention_with_kvcache>);
+  library.impl("plan_iha_attention_with_kvcache", &boxed<&plan_iha_attention_with_kvcache>);
   library.impl("check_merge", &boxed<&check_merge>);
   library.impl("flop_matched_window", &boxed<&flop_matched_window>);
 }

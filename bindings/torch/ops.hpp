@@ -14,12 +14,20 @@ void premix_forward(Reader& reader, StableIValue* results);
 void premix_backward(Reader& reader, StableIValue* results);
 void collapse_forward(Reader& reader, StableIValue* results);
 void collapse_backward(Reader& reader, StableIValue* results);
+void attention_with_kvcache(Reader& reader, StableIValue* results);
+void iha_attention_with_kvcache(Reader& reader, StableIValue* results);
 
 void plan_attention(Reader& reader, StableIValue* results);
 void plan_premix(Reader& reader, StableIValue* results);
 void plan_collapse(Reader& reader, StableIValue* results);
+void plan_attention_with_kvcache(Reader& reader, StableIValue* results);
+void plan_iha_attention_with_kvcache(Reader& reader, StableIValue* results);
 void check_merge(Reader& reader, StableIValue* results);
 void flop_matched_window(Reader& reader, StableIValue* results);
+
+// Uninitialised outputs of a forward call, for q, v and the options of `args`.
+Tensor empty_out(const AttentionArgs& args);
+Tensor empty_lse(const AttentionArgs& args);
 
 // dout where autograd has none: zero everywhere, without memory. All strides are 0.
 TensorView zeros_like(const TensorView& view);

@@ -1,4 +1,4 @@
-// Ops plan_attention, plan_premix, plan_collapse and flop_matched_window: they take numbers, never tensors.
+// Ops plan_*, check_merge and flop_matched_window: they take numbers, never tensors.
 // Called by the fake kernels (to refuse what the real kernels refuse) and by plait.explain.
 #include "ops.hpp"
 
@@ -139,6 +139,54 @@ void plan_collapse(Reader& reader, StableIValue* results) {
     const CollapseArgs args{x, r, packed, parse_layout(layout), parse_backend(backend.value)};
     const DeviceInfo device = device_of("x", args.x);
     return (backward ? plan_collapse_backward(args, device) : plan_collapse_forward(args, device)).explain();
+  });
+}
+
+void plan_attention_with_kvcache(Reader& reader, StableIValue* results) {
+  Slots slots(reader.next<std::vector<int64_t>>());
+  const Text rope_style = reader.next<Text>();
+  const RawOptions options = reader.plain_options();
+  answer(results, [&] {
+    KvCacheArgs args;
+    args.options = options.parse();
+    args.q = slots.required("q");
+    args.k_cache = slots.required("k_cache");
+    args.v_cache = slots.required("v_cache");
+    args.k_new = slots.next("k_new");
+    args.v_new = slots.next("v_new");
+    args.cache_seqlens = slots.required("cache_seqlens");
+    args.block_table = slots.next("block_table");
+    args.cache_batch_idx = slots.next("cache_batch_idx");
+    const std::optional<TensorView> cos = slots.next("cos"), sin = slots.next("sin");
+    args.rope = rope_of(cos, sin, rope_style);
+    args.sinks = slots.next("sinks");
+    return plait::plan_attention_with_kvcache(args, device_of("q", args.q)).explain();
+  });
+}
+
+void plan_iha_attention_with_kvcache(Reader& reader, StableIValue* results) {
+  Slots slots(reader.next<std::vector<int64_t>>());
+  const Text cache_kind = reader.next<Text>(), rope_style = reader.next<Text>();
+  const RawOptions options = reader.plain_options();
+  answer(results, [&] {
+    IhaKvCacheArgs args;
+    KvCacheArgs& attention = args.attention;
+    attention.options = options.parse();
+    attention.q = slots.required("q");
+    attention.k_new = slots.next("k_new");
+    attention.v_new = slots.next("v_new");
+    attention.k_cache = slots.required("k_cache");
+    attention.v_cache = slots.required("v_cache");
+    args.w_q = slots.required("w_q");
+    args.w_k = slots.required("w_k");
+    args.w_v = slots.required("w_v");
+    attention.cache_seqlens = slots.required("cache_seqlens");
+    attention.cache_batch_idx = slots.next("cache_batch_idx");
+    const std::optional<TensorView> cos = slots.next("cos"), sin = slots.next("sin");
+    attention.rope = rope_of(cos, sin, rope_style);
+    attention.sinks = slots.next("sinks");
+    args.kind = parse_cache_kind(cache_kind);
+    return plait::plan_iha_attention_with_kvcache(args, device_of("q", attention.q)).explain();
   });
 }
 

@@ -11,12 +11,14 @@ _library.load(__path__)
 from plait import _autograd, _fake, functional, nn  # noqa: E402, F401
 from plait.functional import (  # noqa: E402
     attention_backward,
+    attention_with_kvcache,
     explain,
     flash_attention,
     flash_attention_varlen,
     flop_matched_window,
     fold_premix_into_projection,
     iha_attention,
+    iha_attention_with_kvcache,
     merge_states,
     premix,
 )
@@ -25,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "attention_backward",
+    "attention_with_kvcache",
     "explain",
     "flash_attention",
     "flash_attention_varlen",
@@ -32,6 +35,7 @@ __all__ = [
     "fold_premix_into_projection",
     "functional",
     "iha_attention",
+    "iha_attention_with_kvcache",
     "merge_states",
     "nn",
     "premix",

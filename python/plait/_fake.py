@@ -113,6 +113,31 @@ def _attention_backward(dout, out, lse, dlse, q, k, v, sinks, cu_seqlens_q, cu_s
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
 
+def _with_kvcache(q: Tensor, v_cache: Tensor, options: Sequence) -> tuple[Tensor, Tensor]:
+    out_dtype, layout = options[-2], options[-1]
+    out = _empty_ordered((*q.shape[:-1], v_cache.shape[-1]), out_dtype or q.dtype, q, 1)
+    heads, seqlen = (q.shape[1], q.shape[2]) if layout == "bhsd" else (q.shape[2], q.shape[1])
+    return out, q.new_empty((q.shape[0], heads, seqlen), dtype=_lse_dtype(q.dtype))
+
+
+@torch.library.register_fake("plait::attention_with_kvcache_")
+def _attention_with_kvcache(
+    q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, cos, sin, sinks, *options
+):
+    tensors = (q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, cos, sin, sinks)
+    _check(torch.ops.plait.plan_attention_with_kvcache, tensors, *options)
+    return _with_kvcache(q, v_cache, options)
+
+
+@torch.library.register_fake("plait::iha_attention_with_kvcache_")
+def _iha_attention_with_kvcache(
+    q, k_new, v_new, k_cache, v_cache, w_q, w_k, w_v, cache_seqlens, cache_batch_idx, cos, sin, sinks, *options
+):
+    tensors = (q, k_new, v_new, k_cache, v_cache, w_q, w_k, w_v, cache_seqlens, cache_batch_idx, cos, sin, sinks)
+    _check(torch.ops.plait.plan_iha_attention_with_kvcache, tensors, *options)
+    return _with_kvcache(q, v_cache, options)
+
+
 @torch.library.register_fake("plait::merge_states_forward")
 def _merge_states_forward(outs, lses, packed, layout):
     if len(outs) == 0 or len(outs) != len(lses):

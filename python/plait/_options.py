@@ -1,6 +1,6 @@
 """What every public function does with its arguments: names refused, options brought into op order, autocast.
 
-Called by _attention.py and _iha.py.
+Called by _attention.py, _iha.py and _kv_cache.py.
 """
 
 from __future__ import annotations

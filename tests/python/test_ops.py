@@ -108,7 +108,8 @@ def test_every_op_is_checked_here():
     registered = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("plait::")}
     assert registered == expected | {
         "plait::plan_attention", "plait::plan_premix", "plait::plan_collapse", "plait::check_merge",
-        "plait::flop_matched_window",
+        "plait::plan_attention_with_kvcache", "plait::plan_iha_attention_with_kvcache", "plait::flop_matched_window",
+        "plait::attention_with_kvcache_", "plait::iha_attention_with_kvcache_",  # test_kv_cache_ops.py
     }  # fmt: skip
 
 
