@@ -45,6 +45,7 @@ struct PremixArgs {
   Backend backend = Backend::kAuto;
 };
 
+// Plan and run as plan_attention_forward and attention_forward do: same purity, workspace, aliasing and error rules.
 Plan plan_premix_forward(const PremixArgs& args, const DeviceInfo& device);
 Plan plan_premix_backward(const PremixArgs& args, const DeviceInfo& device);
 void premix_forward(const PremixArgs& args, const TensorView& y, const Plan& plan, void* workspace,
@@ -65,6 +66,7 @@ struct CollapseArgs {
   Backend backend = Backend::kAuto;
 };
 
+// Plan and run as above. Backward: dx[n, h, p] = r dy, dr = sum dy x over batch, positions and dims, in r's dtype.
 Plan plan_collapse_forward(const CollapseArgs& args, const DeviceInfo& device);
 Plan plan_collapse_backward(const CollapseArgs& args, const DeviceInfo& device);
 void collapse_forward(const CollapseArgs& args, const TensorView& y, const Plan& plan, void* workspace,

@@ -34,8 +34,8 @@ struct KvCacheArgs {
 Plan plan_attention_with_kvcache(const KvCacheArgs& args, const DeviceInfo& device);
 
 // Appends k_new and v_new to the caches in place (the only inputs ever written), then attends. Where the host can read
-// them (CPU), lengths past the cache, cache rows and page ids outside it, and two sequences that append to one row or
-// page are errors, and then nothing has been written.
+// them (CPU), lengths past the cache, cache rows and page ids outside it, and two sequences that append to one slot
+// are errors, and then nothing has been written.
 void attention_with_kvcache(const KvCacheArgs& args, const AttentionOutputs& outputs, const Plan& plan, void* workspace,
                             const Executor& executor);
 
@@ -52,6 +52,7 @@ struct IhaKvCacheArgs {
   IhaCacheKind kind = IhaCacheKind::kMixed;
 };
 
+// Plan and run as above: k_new and v_new are turned, mixed (kMixed) and appended, then one softmax over all (p, m).
 Plan plan_iha_attention_with_kvcache(const IhaKvCacheArgs& args, const DeviceInfo& device);
 void iha_attention_with_kvcache(const IhaKvCacheArgs& args, const AttentionOutputs& outputs, const Plan& plan,
                                 void* workspace, const Executor& executor);

@@ -2,8 +2,8 @@
  * Called from C and from any language with a C foreign-function interface.
  *
  * Every call returns a plait_status and, where `error` is not null, fills it. Nothing has run or been written when a
- * call fails. Structs begin with `struct_size`: set it with the initialiser macros, so that a program built against an
- * older header keeps working with a newer library. Formulas, shapes and dtypes: attention.hpp, iha.hpp, kv_cache.hpp.
+ * call fails. Parameter structs begin with `struct_size`: start from their _INIT macro, so that a program built against
+ * an older header keeps working with a newer library. The other structs never change. Formulas, shapes and dtypes: attention.hpp, iha.hpp, kv_cache.hpp.
  */
 #ifndef PLAIT_PLAIT_H
 #define PLAIT_PLAIT_H
@@ -92,8 +92,9 @@ typedef struct plait_options {
   int64_t window_left;  /* inclusive; -1 unbounded */
   int64_t window_right; /* inclusive; -1 unbounded */
   int64_t split_size;   /* keys per split; 0 lets the planner choose */
+  int64_t reserved[8];  /* 0; options to come, so that the size of this embedded struct stays */
 } plait_options;
-#define PLAIT_OPTIONS_INIT {sizeof(plait_options), 0, 0, 0, 0, 0, 0, 0, -1, 0, 0.0, 0.0, -1, -1, 0}
+#define PLAIT_OPTIONS_INIT {sizeof(plait_options), 0, 0, 0, 0, 0, 0, 0, -1, 0, 0.0, 0.0, -1, -1, 0, {0}}
 
 typedef struct plait_rope {
   uint32_t struct_size;
@@ -102,6 +103,7 @@ typedef struct plait_rope {
   plait_tensor cos, sin;
   int64_t offset;
 } plait_rope;
+#define PLAIT_ROPE_INIT {sizeof(plait_rope), 0, 0, {0}, {0}, 0}
 
 /* Pointers may be null where a tensor is optional, and outputs are null when only planning. */
 typedef struct plait_attention {

@@ -9,7 +9,7 @@ namespace plait {
 namespace {
 
 void run(const ValidatedAttention& call, const Plan& plan, void* workspace, const Executor& executor) {
-  api::check_plan(plan, call.problem.fingerprint(), workspace);
+  api::check_plan(plan, call.problem.fingerprint(), workspace, executor);
   find_implementation(api::registry(), plan.backend)
       .run_attention(plan, call.problem, call.tensors, workspace, executor);
 }

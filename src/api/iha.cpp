@@ -9,12 +9,12 @@ namespace plait {
 namespace {
 
 void run(const ValidatedPremix& call, const Plan& plan, void* workspace, const Executor& executor) {
-  api::check_plan(plan, call.problem.fingerprint(), workspace);
+  api::check_plan(plan, call.problem.fingerprint(), workspace, executor);
   find_implementation(api::registry(), plan.backend).run_premix(plan, call.problem, call.tensors, workspace, executor);
 }
 
 void run(const ValidatedCollapse& call, const Plan& plan, void* workspace, const Executor& executor) {
-  api::check_plan(plan, call.problem.fingerprint(), workspace);
+  api::check_plan(plan, call.problem.fingerprint(), workspace, executor);
   find_implementation(api::registry(), plan.backend)
       .run_collapse(plan, call.problem, call.tensors, workspace, executor);
 }

@@ -57,7 +57,14 @@ constexpr std::array<Implementation, 2> kImplementations{{
 
 Registry registry() { return kImplementations; }
 
-void check_plan(const Plan& plan, uint64_t fingerprint, const void* workspace) {
+void check_executor(const Executor& executor) {
+  if (executor.run == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument, "executor", "has no run function; use Executor::threads() or your own");
+  }
+}
+
+void check_plan(const Plan& plan, uint64_t fingerprint, const void* workspace, const Executor& executor) {
+  check_executor(executor);
   if (plan.fingerprint != fingerprint) {
     throw Error(ErrorCode::kInvalidArgument, "plan",
                 "was made for other shapes, dtypes or options; plan again with the arguments of this call");

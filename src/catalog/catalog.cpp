@@ -11,7 +11,7 @@ constexpr uint32_t kFloats = bit(DType::kFloat16) | bit(DType::kBFloat16) | bit(
 constexpr uint32_t kFloatsAnd64 = kFloats | bit(DType::kFloat64);
 constexpr uint32_t kWholeContract =
     kCausalWindow | kSoftcap | kSinks | kPacked | kPseudoHeads | kOutFloat32 | kDeterministic;
-constexpr uint32_t kCacheContract = kWholeContract | kKvCache | kPaged;
+constexpr uint32_t kCacheContract = (kWholeContract & ~kPacked) | kKvCache | kPaged;
 
 constexpr Support row(Backend backend, Op op, uint32_t dtypes, uint32_t features, uint32_t strategies) {
   return {backend, op, DeviceKind::kCpu, 0, dtypes, features, strategies, kMaxHeadDim, 1};
@@ -37,6 +37,32 @@ constexpr std::array<Support, 14> kSupports{{
 }};
 
 }  // namespace
+
+const char* feature_name(Feature feature) {
+  switch (feature) {
+    case kCausalWindow:
+      return "causal and window";
+    case kSoftcap:
+      return "softcap";
+    case kSinks:
+      return "sinks";
+    case kPacked:
+      return "packed sequences";
+    case kPseudoHeads:
+      return "pseudo-heads";
+    case kOutFloat32:
+      return "out_dtype float32";
+    case kDeterministic:
+      return "deterministic";
+    case kFixedSplit:
+      return "split_size";
+    case kKvCache:
+      return "key/value cache";
+    case kPaged:
+      return "paged cache";
+  }
+  return "?";
+}
 
 std::span<const Support> supports() { return kSupports; }
 

@@ -1,5 +1,5 @@
 // Implementation of the shared checks; every message says what was got, what is legal, and the way out.
-// Called by validate.cpp and validate_iha.cpp.
+// Called by the validate*.cpp files.
 #include "core/check.hpp"
 
 #include <algorithm>
@@ -12,41 +12,71 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 56;  // so that byte offsets stay inside 64 bits
 
-// Bytes [begin, end) that a view may touch, and whether it fills them without gaps.
+// Bytes [begin, end) that a view may touch, its dimensions by falling |stride|, and whether it fills them without gaps.
 struct Footprint {
   const char* begin;
   const char* end;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // (|stride|, extent) in elements, extents above 1
   bool dense;
   bool overlaps_itself;
 };
 
 Footprint footprint(const TensorView& view) {
   const auto* base = static_cast<const char*>(view.data);
-  if (view.numel() == 0 || base == nullptr) return {base, base, true, false};
-  int64_t low = 0, high = 0;                      // element offsets
-  std::vector<std::pair<int64_t, int64_t>> dims;  // (|stride|, extent)
+  if (view.numel() == 0 || base == nullptr) return {base, base, {}, true, false};
+  Footprint print{base, base, {}, false, false};
+  int64_t low = 0, high = 0;  // element offsets
   for (int i = 0; i < view.rank; ++i) {
     const int64_t reach = view.stride[i] * (view.shape[i] - 1);
     (reach < 0 ? low : high) += reach;
-    if (view.shape[i] > 1) dims.emplace_back(std::abs(view.stride[i]), view.shape[i]);
+    if (view.shape[i] > 1) print.dims.emplace_back(std::abs(view.stride[i]), view.shape[i]);
   }
-  // Sorted by stride, every dimension must step over all that the smaller ones reach.
-  std::sort(dims.begin(), dims.end());
+  // Every dimension must step over all that the smaller ones reach.
+  std::sort(print.dims.begin(), print.dims.end());
   int64_t reach = 0;
-  bool overlaps = false;
-  for (const auto& [stride, extent] : dims) {
-    overlaps = overlaps || stride <= reach;
+  for (const auto& [stride, extent] : print.dims) {
+    print.overlaps_itself = print.overlaps_itself || stride <= reach;
     reach += stride * (extent - 1);
   }
+  std::reverse(print.dims.begin(), print.dims.end());
   const int64_t size = dtype_bytes(view.dtype);
-  return {base + low * size, base + (high + 1) * size, high - low + 1 == view.numel(), overlaps};
+  print.begin = base + low * size;
+  print.end = base + (high + 1) * size;
+  print.dense = high - low + 1 == view.numel();
+  return print;
+}
+
+// Whether indices of two views with the same strides meet: sum of (i_a - i_b) * stride = `offset` from dimension `at`
+// on.
+bool meet(const Footprint& a, const Footprint& b, size_t at, int64_t offset) {
+  if (at == a.dims.size()) return offset == 0;
+  const int64_t stride = a.dims[at].first;
+  if (stride == 0) return meet(a, b, at + 1, offset);
+  const int64_t below = offset / stride - (offset % stride < 0 ? 1 : 0);
+  for (const int64_t steps : {below, below + 1}) {
+    const bool possible = steps < a.dims[at].second && -steps < b.dims[at].second;
+    if (possible && meet(a, b, at + 1, offset - steps * stride)) return true;
+  }
+  return false;
+}
+
+bool ends_inside(const Footprint& outer, const Footprint& inner) {
+  return (outer.begin <= inner.begin && inner.begin < outer.end) || (outer.begin < inner.end && inner.end <= outer.end);
 }
 
 bool share_memory(const TensorView& a, const TensorView& b) {
   const Footprint fa = footprint(a), fb = footprint(b);
-  const bool touch = fa.begin < fb.end && fb.begin < fa.end;
+  if (fa.begin >= fb.end || fb.begin >= fa.end) return false;
+  if (fa.begin == fb.begin) return true;
+  if ((fa.dense && ends_inside(fa, fb)) || (fb.dense && ends_inside(fb, fa))) return true;
   // Two strided slices of one buffer may interleave without sharing an element (dq, dk, dv of one tensor).
-  return touch && (fa.begin == fb.begin || (fa.dense && fb.dense));
+  const auto same_stride = [](const auto& x, const auto& y) { return x.first == y.first; };
+  const int64_t bytes = fb.begin - fa.begin, size = dtype_bytes(a.dtype);
+  if (a.dtype != b.dtype || bytes % size != 0 ||
+      !std::equal(fa.dims.begin(), fa.dims.end(), fb.dims.begin(), fb.dims.end(), same_stride)) {
+    return false;  // not decidable cheaply
+  }
+  return meet(fa, fb, 0, bytes / size);
 }
 
 }  // namespace
@@ -84,6 +114,12 @@ void check_tensor(Named tensor, int rank, const std::string& expected) {
     if (view.shape[i] < 0) refuse(tensor.name, fmt::format("got a negative size in {}", view.shape_string()));
     if (__builtin_mul_overflow(count, std::max<int64_t>(view.shape[i], 1), &count) || count > kMaxElements) {
       refuse(tensor.name, fmt::format("got {}, expected at most 2^56 elements", view.shape_string()));
+    }
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(view.stride[i], std::max<int64_t>(view.shape[i] - 1, 0), &reach) ||
+        reach > kMaxElements || reach < -kMaxElements) {
+      refuse(tensor.name, fmt::format("got stride {} in dimension {}, expected a reach of at most 2^56 elements",
+                                      view.stride[i], i));
     }
   }
 }
@@ -154,7 +190,8 @@ void check_head_dim(const char* argument, int64_t head_dim) {
 void check_no_alias(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
   for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
     if (output->view == nullptr) continue;
-    if (output->view->data == nullptr && output->view->numel() > 0) refuse(output->name, "got a null data pointer");
+    if (output->view->data == nullptr && output->view->numel() > 0)
+      refuse(output->name, "got a null data pointer; give it memory for its elements");
     if (footprint(*output->view).overlaps_itself) {
       refuse(output->name,
              fmt::format("is an output whose strides make elements of {} overlap; give it memory of its own",
@@ -170,7 +207,7 @@ void check_no_alias(std::initializer_list<Named> outputs, std::initializer_list<
   }
   for (const Named& input : inputs) {
     if (input.view != nullptr && input.view->data == nullptr && input.view->numel() > 0) {
-      refuse(input.name, "got a null data pointer");
+      refuse(input.name, "got a null data pointer; give it memory for its elements");
     }
   }
 }
@@ -190,7 +227,8 @@ void check_rope_tables(const Rope& rope, DType dtype, int64_t head_dim, Named li
   for (const Named& table : {cos, sin}) {
     check_dtype(table, {dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32}, "convert the tables");
     check_same_device(table, like);
-    if (table.view->data == nullptr && table.view->numel() > 0) refuse(table.name, "got a null data pointer");
+    if (table.view->data == nullptr && table.view->numel() > 0)
+      refuse(table.name, "got a null data pointer; give it memory for its elements");
   }
   if (2 * rope.cos.shape[1] > head_dim) {
     refuse("rope",

@@ -1,5 +1,5 @@
 // Small checks that every validate_* function shares, and the axes of each layout.
-// Called by validate.cpp and validate_iha.cpp.
+// Called by the validate*.cpp files.
 #pragma once
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ struct Axes {
 Axes axes_of(Layout layout, bool packed, bool pseudo);
 std::string axes_text(const Axes& axes, const char* heads, const char* seqlen, const char* dim);  // "[B, Hq, Sq, D]"
 
-// Throws unless the view has the rank of `axes`, no negative extent, and data where it has elements.
+// Throws unless the view has `rank` (described by `expected`), no negative size, and a size and reach that fit 64 bits.
 void check_tensor(Named tensor, int rank, const std::string& expected);
 void check_same_dtype(Named tensor, Named like);
 void check_dtype(Named tensor, std::initializer_list<DType> legal, const char* way_out);
@@ -44,6 +44,7 @@ void check_no_alias(std::initializer_list<Named> outputs, std::initializer_list<
 
 int64_t extent(const TensorView& view, int axis);  // 1 for axis -1
 CanonicalTensor canonical(const TensorView& view, const Axes& axes);
+inline const TensorView* view_of(const std::optional<TensorView>& view) { return view ? &*view : nullptr; }
 inline Named named(const char* name, const TensorView& view) { return {name, &view}; }
 
 // Rotary tables: two like tensors [positions, D_rot / 2] with D_rot <= head_dim, in fp32 (fp64 with fp64 inputs).

@@ -1,5 +1,5 @@
 // Scalar float16 and bfloat16 to and from float, rounded to nearest even.
-// Called by the plain loops of cpu/ (merge); the SIMD kernels convert whole vectors themselves.
+// Called by cpu/merge.cpp; the SIMD kernels convert whole vectors themselves.
 #pragma once
 
 #include <bit>

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -20,9 +21,15 @@ int32_t usable_cores() {
 
 void run_threads(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
   std::vector<std::jthread> others;
-  others.reserve(static_cast<size_t>(std::max(0, workers - 1)));
-  for (int32_t worker = 1; worker < workers; ++worker) others.emplace_back(body, arg, worker);
+  int32_t started = 1;  // worker 0 is the calling thread
+  try {
+    others.reserve(static_cast<size_t>(std::max(0, workers - 1)));
+    for (; started < workers; ++started) others.emplace_back(body, arg, started);
+  } catch (const std::exception&) {
+    // No more threads or memory: the calling thread takes the rest, one after the other.
+  }
   if (workers > 0) body(arg, 0);
+  for (; started < workers; ++started) body(arg, started);
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ FlopMatch flop_matched_window(int64_t seqlen, int64_t pseudo_heads, HeadMode mod
                               pseudo_heads, seqlen));
     }
   }
-  if (seqlen > kMaxSeqlen || tile > kMaxSeqlen || seqlen / tile * pseudo_heads > kMaxTiles) {
+  if (seqlen > kMaxSeqlen || tile > kMaxSeqlen || pseudo_heads > kMaxTiles || seqlen / tile > kMaxTiles ||
+      (seqlen / tile + 1) * pseudo_heads > kMaxTiles) {
     throw Error(ErrorCode::kInvalidArgument, "seqlen",
                 fmt::format("got {} with P = {} and tile = {}, expected at most 2^32 positions and 2^24 query tiles",
                             seqlen, pseudo_heads, tile));

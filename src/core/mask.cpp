@@ -1,34 +1,8 @@
-// The parts of the row mask that search or count.
-// Called by the backward of every tiled backend (rows_seeing) and by flop_match and the tests (visited_tiles).
+// Counting the key tiles that a mask lets attention visit.
+// Called by flop_match.cpp and the tests.
 #include "core/mask.hpp"
 
 namespace plait {
-
-Interval RowMask::rows_seeing(int64_t key_begin, int64_t key_end) const {
-  // row(i).lo and row(i).hi never decrease with i, so both ends are found by bisection.
-  int64_t first = 0, count = row_count();
-  while (count > 0) {
-    const int64_t half = count / 2;
-    if (row(first + half).hi <= key_begin) {
-      first += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
-    }
-  }
-  int64_t end = first;
-  count = row_count() - first;
-  while (count > 0) {
-    const int64_t half = count / 2;
-    if (row(end + half).lo < key_end) {
-      end += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
-    }
-  }
-  return key_end <= key_begin ? Interval{} : Interval{first, end};
-}
 
 int64_t visited_tiles(const RowMask& mask, int64_t tile_m, int64_t tile_n) {
   int64_t visits = 0;

@@ -1,5 +1,5 @@
 // Every mask of the library as one interval of keys per softmax row, and what that makes of a tile.
-// Called by the planner, by every backend but the reference, and by flop_match.
+// Called by every backend but the reference, and by flop_match.
 #pragma once
 
 #include <algorithm>
@@ -49,9 +49,6 @@ class RowMask {
     const Interval all{row(row_begin).lo, row(row_end - 1).hi};
     return all.empty() ? Interval{} : all;
   }
-
-  // Rows that see at least one key of [key_begin, key_end), as [lo, hi) within [0, rows()).
-  Interval rows_seeing(int64_t key_begin, int64_t key_end) const;
 
   // The tile rows [row_begin, row_end) x keys [key_begin, key_end): seen by no row, some, or all of it.
   TileClass classify(int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end) const {

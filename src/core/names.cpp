@@ -5,7 +5,6 @@
 #include <array>
 #include <utility>
 
-#include "catalog/catalog.hpp"
 #include "plait/error.hpp"
 #include "plait/plan.hpp"
 
@@ -35,17 +34,6 @@ constexpr std::array<std::pair<DType, const char*>, 6> kDtypes{{{DType::kFloat16
                                                                 {DType::kFloat64, "float64"},
                                                                 {DType::kInt32, "int32"},
                                                                 {DType::kOther, "another dtype"}}};
-constexpr std::array<std::pair<catalog::Feature, const char*>, 10> kFeatures{
-    {{catalog::kCausalWindow, "causal and window"},
-     {catalog::kSoftcap, "softcap"},
-     {catalog::kSinks, "sinks"},
-     {catalog::kPacked, "packed sequences"},
-     {catalog::kPseudoHeads, "pseudo-heads"},
-     {catalog::kOutFloat32, "out_dtype float32"},
-     {catalog::kDeterministic, "deterministic"},
-     {catalog::kFixedSplit, "split_size"},
-     {catalog::kKvCache, "key/value cache"},
-     {catalog::kPaged, "paged cache"}}};
 
 template <class Table, class Value>
 const char* name_in(const Table& table, Value value) {
@@ -71,7 +59,6 @@ const char* backend_name(Backend backend) { return name_in(kBackends, backend); 
 const char* strategy_name(Strategy strategy) { return name_in(kStrategies, strategy); }
 const char* op_name(Op op) { return name_in(kOps, op); }
 const char* dtype_name(DType dtype) { return name_in(kDtypes, dtype); }
-const char* catalog::feature_name(Feature feature) { return name_in(kFeatures, feature); }
 Backend parse_backend(std::string_view name) { return parse_in<Backend>(kBackends, "backend", name); }
 Strategy parse_strategy(std::string_view name) { return parse_in<Strategy>(kStrategies, "strategy", name); }
 

@@ -16,14 +16,13 @@ struct Requirement {
   Backend backend;
   DType dtype;
   Device device;
-  int64_t head_dim;
+  int64_t head_dim, head_dim_v;
   uint32_t features = 0;
   Strategy strategy = Strategy::kAuto;
 };
 
 Requirement requirement_of(const AttentionProblem& problem) {
-  Requirement need{problem.op, problem.backend, problem.dtype, problem.device,
-                   std::max(problem.head_dim, problem.head_dim_v)};
+  Requirement need{problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim, problem.head_dim_v};
   const bool windowed = problem.causal || problem.window_left >= 0 || problem.window_right >= 0;
   need.features = (windowed ? catalog::kCausalWindow : 0u) | (problem.softcap > 0 ? catalog::kSoftcap : 0u) |
                   (problem.has_sinks ? catalog::kSinks : 0u) | (problem.packed ? catalog::kPacked : 0u) |
@@ -36,12 +35,17 @@ Requirement requirement_of(const AttentionProblem& problem) {
 }
 
 Requirement requirement_of(const PremixProblem& problem) {
-  return {problem.op,     problem.backend,  problem.dtype,
-          problem.device, problem.head_dim, problem.packed ? uint32_t{catalog::kPacked} : 0u};
+  return {problem.op,
+          problem.backend,
+          problem.dtype,
+          problem.device,
+          problem.head_dim,
+          problem.head_dim,
+          problem.packed ? uint32_t{catalog::kPacked} : 0u};
 }
 
 Requirement requirement_of(const CollapseProblem& problem) {
-  return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim};
+  return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim, problem.head_dim};
 }
 
 Requirement requirement_of(const KvCacheProblem& problem) {
@@ -98,8 +102,9 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
     missing.push_back(fmt::format("compute capability {}", support.min_compute_capability));
   }
   if ((support.dtypes & catalog::bit(need.dtype)) == 0) missing.emplace_back(dtype_name(need.dtype));
-  if (need.head_dim > support.max_head_dim || need.head_dim % support.head_dim_multiple != 0) {
-    missing.push_back(fmt::format("head dim {}", need.head_dim));
+  for (const int64_t dim : {need.head_dim, need.head_dim_v}) {
+    if (dim > support.max_head_dim || dim % support.head_dim_multiple != 0)
+      missing.push_back(fmt::format("head dim {}", dim));
   }
   if (need.strategy != Strategy::kAuto && (support.strategies & catalog::bit(need.strategy)) == 0) {
     missing.push_back(fmt::format("strategy {}", strategy_name(need.strategy)));
@@ -116,7 +121,7 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
   } else if (need.dtype == DType::kFloat64) {
     way_out = "use float32, or backend reference for float64";
   } else if (strategy_only) {
-    way_out = "use strategy auto";
+    way_out = need.features & catalog::kFixedSplit ? "leave out split_size" : "use strategy auto";
   } else if (chosen) {
     way_out = "use backend auto";
   }

@@ -157,8 +157,6 @@ void check_grad_like(Named grad, Named input) {
   check_same_device(grad, input);
 }
 
-const TensorView* view_of(const std::optional<TensorView>& view) { return view ? &*view : nullptr; }
-
 }  // namespace
 
 void validate_options(const AttentionOptions& options) {

@@ -52,7 +52,10 @@ void check_rope_range(const PremixProblem& problem, int64_t offset, int64_t leng
         fmt::format("the first row stands at position {}; positions are >= 0 (more queries than keys have no position)",
                     offset));
   }
-  const int64_t needed = (offset + length) * (problem.rope_index == RopeIndex::kRow ? problem.pseudo_heads : 1);
+  int64_t needed = offset + length;
+  if (problem.rope_index == RopeIndex::kRow && __builtin_mul_overflow(needed, problem.pseudo_heads, &needed)) {
+    needed = INT64_MAX;
+  }
   if (needed > problem.rope_rows) {
     refuse("rope",
            fmt::format("the tables have {} rows, expected at least {} (positions up to {}{}); build longer tables",
@@ -71,7 +74,8 @@ void validate_rope(const PremixArgs& args, PremixProblem& problem, PremixTensors
   problem.rope_offset = rope.offset;
   problem.rope_rows = rope.cos.shape[0];
   constexpr int64_t kMaxOffset = int64_t{1} << 40;
-  if (rope.offset < -kMaxOffset || rope.offset > kMaxOffset) refuse("rope", fmt::format("got offset {}", rope.offset));
+  if (rope.offset < -kMaxOffset || rope.offset > kMaxOffset)
+    refuse("rope", fmt::format("got offset {}, expected the position of the first row, at most 2^40", rope.offset));
   if (!problem.packed) check_rope_range(problem, rope.offset, problem.seqlen);
   tensors.cos = rope.cos;
   tensors.sin = rope.sin;
@@ -128,11 +132,10 @@ void validate_packed_values(const PremixArgs& args, const PremixProblem& problem
   for (int64_t i = 0; i < problem.batch; ++i) {
     const int64_t length = tensors.cu_seqlens[i + 1] - tensors.cu_seqlens[i];
     const int32_t* other = tensors.cu_seqlens_other;
+    if (other != nullptr && other[i + 1] == other[i]) continue;  // no keys: the rows see nothing and are not turned
     check_rope_range(problem, problem.rope_offset + (other != nullptr ? other[i + 1] - other[i] - length : 0), length);
   }
 }
-
-const TensorView* view_of(const std::optional<TensorView>& view) { return view ? &*view : nullptr; }
 
 ValidatedCollapse validate_inputs(const CollapseArgs& args, Op op) {
   const Axes axes = axes_of(args.layout, args.packed, /*pseudo=*/true);
@@ -171,7 +174,12 @@ ValidatedPremix validate(const PremixArgs& args, const TensorView* y) {
   const Axes axes = axes_of(args.layout, result.problem.packed, /*pseudo=*/true);
   const Axes x_axes = axes_of(args.layout, result.problem.packed, /*pseudo=*/false);
   check_like(named("y", *y), axes, named("x", args.x), x_axes, result.problem.pseudo_heads);
-  check_no_alias({named("y", *y)}, {named("x", args.x), named("w", args.w), {"cu_seqlens", view_of(args.cu_seqlens)}});
+  check_no_alias({named("y", *y)}, {named("x", args.x),
+                                    named("w", args.w),
+                                    {"cu_seqlens", view_of(args.cu_seqlens)},
+                                    {"cu_seqlens_other", view_of(args.cu_seqlens_other)},
+                                    {"rope cos", args.rope ? &args.rope->cos : nullptr},
+                                    {"rope sin", args.rope ? &args.rope->sin : nullptr}});
   validate_packed_values(args, result.problem, result.tensors);
   result.tensors.y = canonical(*y, axes);
   return result;
@@ -185,8 +193,13 @@ ValidatedPremix validate(const PremixArgs& args, const TensorView* dy, const Ten
   check_like(named("dy", *dy), axes, named("x", args.x), x_axes, result.problem.pseudo_heads);
   check_like(named("dx", *dx), x_axes, named("x", args.x), x_axes, 1);
   check_weight_grad(named("dw", *dw), named("w", args.w));
-  check_no_alias({named("dx", *dx), named("dw", *dw)},
-                 {named("x", args.x), named("w", args.w), named("dy", *dy), {"cu_seqlens", view_of(args.cu_seqlens)}});
+  check_no_alias({named("dx", *dx), named("dw", *dw)}, {named("x", args.x),
+                                                        named("w", args.w),
+                                                        named("dy", *dy),
+                                                        {"cu_seqlens", view_of(args.cu_seqlens)},
+                                                        {"cu_seqlens_other", view_of(args.cu_seqlens_other)},
+                                                        {"rope cos", args.rope ? &args.rope->cos : nullptr},
+                                                        {"rope sin", args.rope ? &args.rope->sin : nullptr}});
   validate_packed_values(args, result.problem, result.tensors);
   result.tensors.dy = canonical(*dy, axes);
   result.tensors.dx = canonical(*dx, x_axes);
@@ -229,6 +242,7 @@ void check_merge(const MergeArgs& args, const AttentionOutputs& outputs) {
   const Named out = named("out", outputs.out), lse = named("lse", outputs.lse);
   check_tensor(out, axes.rank(), axes_text(axes, "H", "S", "Dv"));
   check_floating(out);
+  check_head_dim("outs", extent(outputs.out, axes.dim));
   check_same_device(out, out);
   const int64_t batch = extent(outputs.out, axes.batch), heads = extent(outputs.out, axes.heads);
   const int64_t rows = extent(outputs.out, axes.seqlen);

@@ -9,8 +9,6 @@
 namespace plait {
 namespace {
 
-const TensorView* view_of(const std::optional<TensorView>& view) { return view ? &*view : nullptr; }
-
 // int32 [batch] or, with `columns`, [batch, any]; contiguous in its last dimension.
 void check_index(Named index, int64_t batch, bool columns, Named like) {
   check_tensor(index, columns ? 2 : 1, columns ? "[B, max_pages]" : "[B]");
@@ -21,7 +19,8 @@ void check_index(Named index, int64_t batch, bool columns, Named like) {
   if (index.view->shape[last] > 1 && index.view->stride[last] != 1) {
     refuse(index.name, "got a strided tensor, expected contiguous; call .contiguous()");
   }
-  if (index.view->data == nullptr && index.view->numel() > 0) refuse(index.name, "got a null data pointer");
+  if (index.view->data == nullptr && index.view->numel() > 0)
+    refuse(index.name, "got a null data pointer; give it memory for its elements");
 }
 
 void validate_rope(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheTensors& tensors) {
@@ -83,7 +82,14 @@ void validate_shapes(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheTe
   const int64_t rows = extent(args.k_cache, cache_axes.seqlen);
   if (paged && rows < 1) refuse("k_cache", "got pages of 0 keys, expected a page size of at least 1");
   attention.page_size = paged ? rows : 0;
-  attention.seqlen_kv = paged ? rows * args.block_table->shape[1] : rows;
+  attention.seqlen_kv = rows;
+  if (paged) {
+    check_index(named("block_table", *args.block_table), attention.batch, true, q);
+    if (__builtin_mul_overflow(rows, args.block_table->shape[1], &attention.seqlen_kv)) {
+      refuse("block_table", fmt::format("got {} pages of {} keys, expected a capacity that fits 64 bits",
+                                        args.block_table->shape[1], rows));
+    }
+  }
   tensors.attention.q = canonical(args.q, axes);
   tensors.attention.k = canonical(args.k_cache, cache_axes);
   tensors.attention.v = canonical(args.v_cache, cache_axes);
@@ -116,7 +122,6 @@ void validate_indices(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheT
   if (args.block_table) {
     if (args.cache_batch_idx)
       refuse("cache_batch_idx", "a paged cache has no rows; the block table already says where");
-    check_index(named("block_table", *args.block_table), batch, true, q);
     cache.block_table = static_cast<const int32_t*>(args.block_table->data);
     cache.block_stride = args.block_table->stride[0];
   } else if (args.cache_batch_idx) {
@@ -187,12 +192,18 @@ ValidatedKvCache validate_inputs(const KvCacheArgs& args, const IhaKvCacheArgs* 
   return result;
 }
 
+// Slots [begin, end) of a cache row or page.
+struct SlotRun {
+  int64_t row, begin, end;
+  auto operator<=>(const SlotRun&) const = default;
+};
+
 // Lengths, rows, pages and positions, where the host can read them.
 void check_contents(const KvCacheProblem& problem, const KvCacheTensors& tensors, int64_t max_pages) {
   const AttentionProblem& attention = problem.attention;
   const KvCacheIndex& cache = tensors.attention.cache;
   if (attention.device.kind != DeviceKind::kCpu) return;
-  std::vector<std::pair<int64_t, int64_t>> written;  // (row or page, position in it)
+  std::vector<SlotRun> written;
   for (int64_t b = 0; b < attention.batch; ++b) {
     const int64_t before = cache.seqlens[b], after = before + attention.new_keys;
     if (before < 0 || after > attention.seqlen_kv) {
@@ -222,19 +233,25 @@ void check_contents(const KvCacheProblem& problem, const KvCacheTensors& tensors
       refuse("rope",
              fmt::format("the tables have {} rows, expected at least {} (sequence {})", problem.rope_rows, after, b));
     }
-    for (int64_t i = before; i < after; ++i) {
+    // The runs of slots that sequence b writes: one per page, or one in its row.
+    for (int64_t i = before; i < after;) {
       const int64_t size = attention.page_size;
+      const int64_t end = size > 0 ? std::min(after, (i / size + 1) * size) : after;
       const int64_t row = size > 0 ? cache.block_table[b * cache.block_stride + i / size]
                                    : (cache.batch_idx != nullptr ? cache.batch_idx[b] : b);
-      written.emplace_back(row, size > 0 ? i % size : i);
+      const int64_t first = size > 0 ? i % size : i;
+      written.push_back({row, first, first + end - i});
+      i = end;
     }
   }
   std::sort(written.begin(), written.end());
-  const auto twice = std::adjacent_find(written.begin(), written.end());
+  const auto twice = std::adjacent_find(written.begin(), written.end(), [](const SlotRun& a, const SlotRun& b) {
+    return a.row == b.row && b.begin < a.end;
+  });
   if (twice != written.end()) {
     refuse(attention.page_size > 0 ? "block_table" : "cache_batch_idx",
            fmt::format("two sequences append to {} {} at position {}; give each its own",
-                       attention.page_size > 0 ? "page" : "cache row", twice->first, twice->second));
+                       attention.page_size > 0 ? "page" : "cache row", twice->row, (twice + 1)->begin));
   }
 }
 
@@ -260,6 +277,8 @@ ValidatedKvCache validate_call(const KvCacheArgs& args, const IhaKvCacheArgs* ih
                   {"block_table", view_of(args.block_table)},
                   {"cache_batch_idx", view_of(args.cache_batch_idx)},
                   {"sinks", view_of(args.sinks)},
+                  {"rope cos", args.rope ? &args.rope->cos : nullptr},
+                  {"rope sin", args.rope ? &args.rope->sin : nullptr},
                   {"w_q", iha != nullptr ? &iha->w_q : nullptr},
                   {"w_k", iha != nullptr ? &iha->w_k : nullptr},
                   {"w_v", iha != nullptr ? &iha->w_v : nullptr}});

@@ -88,24 +88,23 @@ class ForwardWorker {
   }
 
   void visit_keys(const SequenceTiles& tiles, const ForwardTask& task, int64_t pass, const Interval& packed) {
-    bool loaded = false, finite = true;
+    bool loaded = false;
     for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
       const Interval seen = tiles.visible(tile, packed.lo, packed.hi);
       if (seen.empty()) continue;
       if (!loaded) {
         load_keys(problem_, tensors_.cache, tensors_.k, tiles, shape_, task.kv_head, pass, packed, shape_.dim,
                   shape_.stride, scratch_.keys);
-        finite = load_keys(problem_, tensors_.cache, tensors_.v, tiles, shape_, task.kv_head, pass, packed,
-                           shape_.dim_v, shape_.stride_v, scratch_.values);
+        load_keys(problem_, tensors_.cache, tensors_.v, tiles, shape_, task.kv_head, pass, packed, shape_.dim_v,
+                  shape_.stride_v, scratch_.values, values_finite_);
         loaded = true;
       }
-      attend(tiles, tile, tile - task.tile_begin, seen, seen.lo - packed.lo, finite);
+      attend(tiles, tile, tile - task.tile_begin, seen, seen.lo - packed.lo);
     }
   }
 
   // One tile: lanes of `tile` by keys `seen`, which lie from row `offset` of the packed keys on.
-  void attend(const SequenceTiles& tiles, int64_t tile, int64_t slot, const Interval& seen, int64_t offset,
-              bool values_finite) {
+  void attend(const SequenceTiles& tiles, int64_t tile, int64_t slot, const Interval& seen, int64_t offset) {
     const int64_t keys = seen.hi - seen.lo, lanes = padded(tiles.lane_count(tile));
     const Left key_rows{scratch_.keys + offset * shape_.stride, shape_.stride, 1};
     multiply(keys, lanes, shape_.dim, key_rows, {queries(slot), kLanes}, {scratch_.scores, kLanes}, Update::kStore);
@@ -116,7 +115,10 @@ class ForwardWorker {
     const LaneStats lane = stats(slot);
     online_softmax(scratch_.scores, keys, lanes, lane);
     const float* values = scratch_.values + offset * shape_.stride_v;
-    if (!partial || values_finite) {
+    // Of this tile's own keys: another tile's must not choose between two ways of rounding.
+    const bool finite =
+        std::all_of(values_finite_ + offset, values_finite_ + offset + keys, [](bool ok) { return ok; });
+    if (!partial || finite) {
       multiply(shape_.dim_v, lanes, keys, {values, 1, shape_.stride_v}, {scratch_.scores, kLanes}, {out(slot), kLanes},
                Update::kScaleAdd, lane.factor);
       return;
@@ -178,6 +180,7 @@ class ForwardWorker {
   ForwardContext& context_;
   const Softcap softcap_;
   const ForwardLayout::Scratch scratch_;
+  bool values_finite_[kKeys];  // of the packed values
 };
 
 // Rows of a packed problem past its last sequence: O = 0, LSE = -inf.

@@ -29,4 +29,10 @@ void collapse_backward(const Plan& plan, const CollapseProblem& problem, const C
 void attention_with_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheTensors& tensors,
                             void* workspace, const Executor& executor);
 
+// merge_states of attention.hpp, and its gradients; float64 too.
+void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor, int32_t workers);
+void merge_states_backward(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout,
+                           const TensorView* dlse, const TensorView* douts, const TensorView* dlses,
+                           const Executor& executor, int32_t workers);
+
 }  // namespace plait::cpu

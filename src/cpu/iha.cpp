@@ -174,7 +174,9 @@ class MixWorker {
   void turn_sources(const MixBlock& block, float* rows, float direction) {
     if (c_.rope == nullptr || c_.premix->rope_index != RopeIndex::kToken) return;
     for (int64_t i = 0; i < block.count && block.begin + i < c_.end; ++i) {
-      rotation_.load(c_.rope->cos, c_.rope->sin, rope_position(c_, block.begin + i), direction);
+      const int64_t position = rope_position(c_, block.begin + i);
+      if (position < 0) continue;  // a query of a sequence without keys: it sees nothing
+      rotation_.load(c_.rope->cos, c_.rope->sin, position, direction);
       for (int64_t row = 0; row < shape_.in; ++row) rotation_.turn(rows + row * stride_ + i * padded(shape_.dim));
     }
   }
@@ -184,6 +186,7 @@ class MixWorker {
     if (c_.rope == nullptr || c_.premix->rope_index != RopeIndex::kRow) return;
     for (int64_t i = 0; i < block.count && block.begin + i < c_.end; ++i) {
       const int64_t position = rope_position(c_, block.begin + i);
+      if (position < 0) continue;  // as above
       for (int64_t p = 0; p < shape_.y_pseudo; ++p) {
         rotation_.load(c_.rope->cos, c_.rope->sin, position * shape_.y_pseudo + p, direction);
         for (int64_t row = p; row < shape_.out; row += shape_.y_pseudo) {

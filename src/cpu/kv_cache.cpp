@@ -98,14 +98,14 @@ struct StepLayout {
     const auto take = [&](int64_t batch, int64_t heads, int64_t rows, int64_t pseudo, int64_t dim) {
       return contiguous(carver.take<float>(batch * heads * rows * pseudo * dim), heads, rows, pseudo, dim);
     };
-    if (p.has_rope || p.iha) q_turned = take(a.batch, a.heads_q, a.seqlen_q, 1, a.head_dim);
+    if (p.has_rope) q_turned = take(a.batch, a.heads_q, a.seqlen_q, 1, a.head_dim);
     if (p.iha) {
       q_mixed = take(a.batch, a.heads_q, a.seqlen_q, a.pseudo_heads, a.head_dim);
       if (p.mixed() && p.has_rope) k_turned = take(a.batch, a.heads_kv, a.new_keys, 1, a.head_dim);
       const int64_t batch = p.mixed() ? a.batch : 1, rows = p.mixed() ? a.new_keys : a.seqlen_kv;
       k_mixed = take(batch, a.heads_kv, rows, a.pseudo_heads, a.head_dim);
       v_mixed = take(batch, a.heads_kv, rows, a.pseudo_heads, a.head_dim_v);
-      need(premix_of(p, a.batch, a.heads_q, a.seqlen_q, a.head_dim, DType::kFloat32), plan);
+      need(premix_of(p, a.batch, a.heads_q, a.seqlen_q, a.head_dim, a.dtype), plan);
       need(premix_of(p, batch, a.heads_kv, rows, std::max(a.head_dim, a.head_dim_v), a.dtype), plan);
       need(premix_of(p, batch, a.heads_kv, rows, std::min(a.head_dim, a.head_dim_v), a.dtype), plan);
     }
@@ -147,11 +147,11 @@ class Step {
   void run() {
     AttentionTensors attention = t_.attention;
     if (layout_.q_turned.data != nullptr) {
-      copy(t_.attention.q, layout_.q_turned, a_.heads_q, a_.seqlen_q, 1, a_.head_dim, false, p_.has_rope);
+      copy(t_.attention.q, layout_.q_turned, a_.heads_q, a_.seqlen_q, 1, a_.head_dim, false, true);
       attention.q = layout_.q_turned;
     }
     if (p_.iha) {
-      premix(layout_.q_turned, layout_.q_mixed, t_.w_q, a_.batch, a_.heads_q, a_.seqlen_q, a_.head_dim);
+      premix(attention.q, layout_.q_mixed, t_.w_q, a_.batch, a_.heads_q, a_.seqlen_q, a_.head_dim);
       attention.q = layout_.q_mixed;
     }
     if (a_.new_keys > 0) append();

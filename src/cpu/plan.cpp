@@ -31,7 +31,7 @@ void choose_split(const AttentionProblem& problem, Plan& plan) {
   }
   if (plan.strategy != Strategy::kSplitKv) return;
   if (problem.split_size > 0) {
-    plan.split_size = problem.split_size;
+    plan.split_size = std::min(problem.split_size, std::max<int64_t>(1, keys));
     plan.reasons.push_back(fmt::format("{} keys per split: asked for", plan.split_size));
   } else {
     const int64_t ranges = std::clamp<int64_t>(2 * kFewTiles / tiles, 1, std::max<int64_t>(1, typical / kMinSplit));

@@ -143,18 +143,20 @@ inline void store_row(const CanonicalTensor& t, int64_t offset, int64_t dim, con
   }
 }
 
-// Keys [begin, end) of a sequence to fp32 rows. Returns whether all are finite.
+// Keys [begin, end) of a sequence to fp32 rows. Sets finite[i] for each, or returns whether all are (finite null).
 HWY_INLINE bool load_keys(const AttentionProblem& problem, const KvCacheIndex& cache, const CanonicalTensor& t,
                           const SequenceTiles& tiles, const AttentionShape& shape, int64_t kv_head, int64_t pass,
-                          Interval keys, int64_t dim, int64_t stride, float* to) {
-  bool finite = true;
+                          Interval keys, int64_t dim, int64_t stride, float* to, bool* finite = nullptr) {
+  bool all = true;
   for (int64_t key = keys.lo; key < keys.hi; ++key, to += stride) {
     const int64_t position = shape.per == 1 ? key : key / shape.per;
     const int64_t pseudo = shape.per == 1 ? pass : key % shape.per;
     const int64_t offset = key_offset(problem, cache, t, tiles.seq, kv_head, position) + pseudo * t.pseudo_stride;
-    finite &= load_row(t, offset, dim, to);
+    const bool ok = load_row(t, offset, dim, to);
+    if (finite != nullptr) finite[key - keys.lo] = ok;
+    all &= ok;
   }
-  return finite;
+  return all;
 }
 
 // The lanes of a tile (of q, out or dout) to fp32 rows [lanes, stride]. Returns whether all are finite.

@@ -23,8 +23,10 @@ Span span_at(const PremixProblem& problem, const PremixTensors& t, int64_t index
   return {0, begin, length, first};
 }
 
-// Turns `x` [head_dim] by the angles of one table row, in place; `direction` -1 turns it back.
+// Turns `x` [head_dim] by the angles of one table row, in place; `direction` -1 turns it back. Queries of a packed
+// sequence without keys stand before row 0, see nothing, and are left as they are.
 void turn(const PremixProblem& problem, const PremixTensors& t, double* x, int64_t table_row, double direction) {
+  if (table_row < 0) return;
   const int64_t half = problem.rope_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const double c = load(t.cos, table_row, i), s = direction * load(t.sin, table_row, i);
