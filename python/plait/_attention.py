@@ -177,6 +177,8 @@ def attention_backward(
 
     Args:
         dout: like out. q, k, v, out, lse: as given to and returned by the forward. dlse: like lse, None for zero.
+        strategy, split_size: of the backward itself, not of the forward that made out and lse; the CPU backend has
+            none for it, so anything but the defaults is refused there.
         The others as in the forward.
 
     Returns:

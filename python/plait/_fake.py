@@ -58,9 +58,12 @@ def _hint(extent: int | torch.SymInt) -> int | None:
 def _check(plan: Callable, tensors: Sequence[Tensor | None], *options: object) -> None:
     """Raises what the real kernel would raise; sizes without a hint are left to the real kernel."""
     numbers = describe(tensors)
-    options = tuple(_hint(option) for option in options)
-    if numbers is not None:
-        raise_refusal(*plan(numbers, *options))
+    hints = [_hint(option) for option in options]
+    unknown = any(
+        isinstance(option, torch.SymInt) and hint is None for option, hint in zip(options, hints, strict=True)
+    )
+    if numbers is not None and not unknown:
+        raise_refusal(*plan(numbers, *hints))
 
 
 def _row_major(like: Tensor, axis: int) -> bool:

@@ -165,7 +165,7 @@ def fold_premix_into_projection(weight: Tensor, w: Tensor) -> Tensor:
     if weight.dim() != 2 or weight.shape[0] % heads != 0:
         raise ValueError(f"weight: got {list(weight.shape)}, expected [H * D, hidden] with H = {heads} as w has")
     wide = torch.promote_types(weight.dtype, w.dtype)
-    return (w[:, 0].to(wide) @ weight.to(wide).view(heads, -1)).view(weight.shape).to(weight.dtype)
+    return (w[:, 0].to(wide) @ weight.to(wide).reshape(heads, -1)).reshape(weight.shape).to(weight.dtype)
 
 
 def flop_matched_window(N: int, P: int, *, mode: str = "joint", tile: int = 128) -> tuple[int, float]:

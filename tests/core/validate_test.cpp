@@ -168,6 +168,29 @@ TEST(ValidateAttention, PseudoHeadsNeedEqualP) {
   EXPECT_EQ(refused(other), "");
 }
 
+TEST(ValidateAttention, OverlapsAreFoundWhereverTheyBegin) {
+  Call expanded;  // k expanded from one row that lies inside out
+  expanded.args.k.data = static_cast<float*>(expanded.outputs.out.data) + 40;
+  expanded.args.k.stride[2] = 0;
+  EXPECT_EQ(refused(expanded), "out");
+  Call strided;  // k in the upper half of a padded buffer, v two elements into its rows
+  const TensorView buffer = strided.tensor({2, 2, 10, 16});
+  strided.args.k = buffer, strided.args.k.shape[3] = 8;
+  strided.args.v = buffer, strided.args.v.shape[3] = 5;
+  strided.args.v.data = static_cast<float*>(buffer.data) + 9;
+  EXPECT_EQ(refused(strided), "");  // inputs may overlap
+  AttentionBackwardArgs args{strided.args, strided.outputs.out, strided.outputs.lse, strided.tensor({2, 4, 6, 5}),
+                             std::nullopt};
+  AttentionGrads grads{strided.tensor({2, 4, 6, 8}), strided.tensor({2, 2, 10, 16}), {}, strided.tensor({4})};
+  grads.dv = grads.dk;
+  grads.dk.shape[3] = 8;
+  grads.dv.shape[3] = 5;
+  grads.dv.data = static_cast<float*>(grads.dk.data) + 8;
+  EXPECT_NO_THROW(validate(args, &grads));
+  grads.dv.data = static_cast<float*>(grads.dk.data) + 7;
+  EXPECT_THROW(validate(args, &grads), Error);
+}
+
 TEST(ValidateAttention, StridedSlicesOfOneBufferAreNotAliases) {
   Call call;
   AttentionBackwardArgs args{call.args, call.outputs.out, call.outputs.lse, call.tensor({2, 4, 6, 5}), std::nullopt};

@@ -67,6 +67,21 @@ TEST(CpuBehaviour, BitEqualHoweverTilesAreGrouped) {
   Attention a(c);
   const std::vector<double> once = run_both(a, {.workers = 1});
   for (const int32_t workers : {3, 16}) EXPECT_EQ(run_both(a, {.workers = workers}), once) << workers << " workers";
+
+  // A NaN value: rows that do not see its key keep their bits, however the tile of a row that does is grouped.
+  constexpr int64_t kKey = 300;
+  auto* v = static_cast<float*>(a.inputs.v.data);
+  v[kKey * a.inputs.v.seq_stride] = NAN;
+  const auto blind_rows = [&](int32_t workers) {
+    const AttentionTensors t = a.with_outputs();
+    run_cpu(a.problem, t, {.workers = workers});
+    std::vector<double> rows = values(t.out, a.out_shape);
+    for (int64_t row = kKey; row <= kKey + 70; ++row) std::fill_n(rows.begin() + row * 16, 16, 0.0);  // head 0 sees it
+    return rows;
+  };
+  const std::vector<double> blind = blind_rows(1);
+  for (const double x : blind) ASSERT_FALSE(std::isnan(x));
+  for (const int32_t workers : {3, 16}) EXPECT_EQ(blind_rows(workers), blind) << workers << " workers";
 }
 
 TEST(CpuBehaviour, ChosenStrategyDoesNotDependOnWorkers) {

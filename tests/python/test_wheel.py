@@ -30,9 +30,10 @@ def run(*command, **options) -> str:
 def build(folder: Path, **defines: str) -> Path:
     """The one wheel that pip makes of this checkout."""
     environment = {**os.environ, "PATH": TOOLS}
-    if shutil.which("ccache"):
+    if shutil.which("ccache"):  # called as in the builds of scripts/setup.sh, whose objects it then finds
         environment.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
-    defines["PLAIT_WERROR"] = os.environ.get("PLAIT_WERROR", "OFF")  # as the other builds, for ccache
+        environment.setdefault("CXX", "c++")
+        defines["PLAIT_WERROR"] = os.environ.get("PLAIT_WERROR", "OFF")
     settings = [f"build-dir={ROOT / 'build' / 'wheel'}", *(f"cmake.define.{k}={v}" for k, v in defines.items())]
     options = [word for setting in settings for word in ("-C", setting)]
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-build-isolation", "--no-deps")

@@ -59,9 +59,13 @@ def _activate() -> _Handle:
     return _Handle(library)
 
 
-def _serves(query: Tensor, key: Tensor, value: Tensor, causal: bool, attn_mask: Tensor | None) -> bool:
+def _serves(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, causal: bool, attn_mask: Tensor | None
+) -> bool:
     return (
         attn_mask is None
+        and dropout_p == 0
+        and query.shape[-1] == value.shape[-1]
         and query.dtype in _DTYPES
         and max(query.shape[-1], value.shape[-1]) <= _LARGEST_HEAD_DIM
         and not (causal and query.shape[2] < key.shape[2])
@@ -75,7 +79,7 @@ def _window(query: Tensor, key: Tensor, causal: bool) -> tuple[int, int]:
 
 def _forward(otherwise: Callable) -> Callable:
     def forward(keyset, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-        if not _serves(query, key, value, is_causal, attn_mask):
+        if not _serves(query, key, value, dropout_p, is_causal, attn_mask):
             rest = {"attn_mask": attn_mask, "scale": scale}
             return otherwise.call_boxed(keyset, query, key, value, dropout_p, is_causal, **rest)
         out, lse = plait.flash_attention(
@@ -90,7 +94,7 @@ def _backward(otherwise: Callable) -> Callable:
     def backward(
         keyset, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
     ):
-        if not _serves(query, key, value, is_causal, attn_mask):
+        if not _serves(query, key, value, dropout_p, is_causal, attn_mask):
             tensors, rest = (grad_out, query, key, value, out, logsumexp), {"attn_mask": attn_mask, "scale": scale}
             return otherwise.call_boxed(keyset, *tensors, dropout_p, is_causal, **rest)
         grads = plait.attention_backward(
