@@ -6,6 +6,7 @@ Uses the tree that pip installed, which holds the headers, the library and the C
 import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def run(*command: object, **options: object) -> str:
     [("cpp", "train_step", "|dq|"), ("c", "forward", "refused as it should be: window")],
 )
 def test_examples_build_against_the_installed_package(tmp_path, folder, program, expected):
-    cmake = shutil.which("cmake")
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=str(Path(sys.executable).parent))
     if cmake is None:
         pytest.skip("no cmake on PATH")
     run(cmake, "-S", ROOT / "examples" / folder, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={TREE}")
@@ -38,7 +39,7 @@ def test_examples_build_against_the_installed_package(tmp_path, folder, program,
 
 
 def test_a_moved_tree_still_works(tmp_path):
-    cmake = shutil.which("cmake")
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=str(Path(sys.executable).parent))
     if cmake is None:
         pytest.skip("no cmake on PATH")
     moved = tmp_path / "moved"
