@@ -3,7 +3,8 @@
  *
  * Every call returns a plait_status and, where `error` is not null, fills it. Nothing has run or been written when a
  * call fails. Parameter structs begin with `struct_size`: start from their _INIT macro, so that a program built against
- * an older header keeps working with a newer library. The other structs never change. Formulas, shapes and dtypes: attention.hpp, iha.hpp, kv_cache.hpp.
+ * an older header keeps working with a newer library. The other structs never change. Formulas, shapes and dtypes:
+ * attention.hpp, iha.hpp, kv_cache.hpp.
  */
 #ifndef PLAIT_PLAIT_H
 #define PLAIT_PLAIT_H
@@ -110,14 +111,14 @@ typedef struct plait_attention {
   uint32_t struct_size;
   plait_options options;
   const plait_tensor *q, *k, *v;
-  const plait_tensor* sinks;         /* optional */
-  const plait_tensor* cu_seqlens_q;  /* optional, with cu_seqlens_k: packed */
-  const plait_tensor* cu_seqlens_k;  /* optional */
-  const plait_tensor *out, *lse;     /* written by a forward call, read by a backward call */
-  const plait_tensor* dout;          /* backward */
-  const plait_tensor* dlse;          /* backward, optional: zero */
-  const plait_tensor *dq, *dk, *dv;  /* written by a backward call */
-  const plait_tensor* dsinks;        /* written by a backward call, with sinks */
+  const plait_tensor* sinks;        /* optional */
+  const plait_tensor* cu_seqlens_q; /* optional, with cu_seqlens_k: packed */
+  const plait_tensor* cu_seqlens_k; /* optional */
+  const plait_tensor *out, *lse;    /* written by a forward call, read by a backward call */
+  const plait_tensor* dout;         /* backward */
+  const plait_tensor* dlse;         /* backward, optional: zero */
+  const plait_tensor *dq, *dk, *dv; /* written by a backward call */
+  const plait_tensor* dsinks;       /* written by a backward call, with sinks */
 } plait_attention;
 #define PLAIT_ATTENTION_INIT {sizeof(plait_attention), PLAIT_OPTIONS_INIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -126,12 +127,12 @@ typedef struct plait_premix {
   int32_t layout;  /* plait_layout */
   int32_t backend; /* plait_backend */
   const plait_tensor *x, *w;
-  const plait_rope* rope;                /* optional */
-  const plait_tensor* cu_seqlens;        /* optional: packed */
-  const plait_tensor* cu_seqlens_other;  /* optional: of the keys when x are queries */
-  const plait_tensor* y;                 /* written by a forward call */
-  const plait_tensor* dy;                /* backward */
-  const plait_tensor *dx, *dw;           /* written by a backward call */
+  const plait_rope* rope;               /* optional */
+  const plait_tensor* cu_seqlens;       /* optional: packed */
+  const plait_tensor* cu_seqlens_other; /* optional: of the keys when x are queries */
+  const plait_tensor* y;                /* written by a forward call */
+  const plait_tensor* dy;               /* backward */
+  const plait_tensor *dx, *dw;          /* written by a backward call */
 } plait_premix;
 #define PLAIT_PREMIX_INIT {sizeof(plait_premix), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -141,9 +142,9 @@ typedef struct plait_collapse {
   int32_t backend; /* plait_backend */
   int32_t packed;  /* 0 or 1 */
   const plait_tensor *x, *r;
-  const plait_tensor* y;        /* written by a forward call */
-  const plait_tensor* dy;       /* backward */
-  const plait_tensor *dx, *dr;  /* written by a backward call */
+  const plait_tensor* y;       /* written by a forward call */
+  const plait_tensor* dy;      /* backward */
+  const plait_tensor *dx, *dr; /* written by a backward call */
 } plait_collapse;
 #define PLAIT_COLLAPSE_INIT {sizeof(plait_collapse), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -173,8 +174,7 @@ typedef struct plait_kvcache {
   int32_t iha_cache;                   /* plait_iha_cache, read with w_q */
   const plait_tensor *out, *lse;       /* written */
 } plait_kvcache;
-#define PLAIT_KVCACHE_INIT \
-  {sizeof(plait_kvcache), PLAIT_OPTIONS_INIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define PLAIT_KVCACHE_INIT {sizeof(plait_kvcache), PLAIT_OPTIONS_INIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* A device to plan for: a catalog name ("cpu", "h200", ...), and for the CPU the number of workers (0: all cores). */
 typedef struct plait_device {
@@ -189,7 +189,8 @@ typedef struct plait_executor {
   void* context;
 } plait_executor;
 
-typedef enum plait_op { /* what a plan is for */
+/* What a plan is for. */
+typedef enum plait_op {
   PLAIT_ATTENTION_FORWARD = 0,
   PLAIT_ATTENTION_BACKWARD = 1,
   PLAIT_PREMIX_FORWARD = 2,
@@ -210,7 +211,8 @@ void plait_plan_destroy(plait_plan* plan);
 /* Bytes of workspace that plait_run needs, 64-byte aligned; 0 for none. */
 int64_t plait_plan_workspace_bytes(const plait_plan* plan);
 
-/* Writes the plan as text, at most `size` bytes with the final zero; returns the bytes the whole text needs without it. */
+/* Writes the plan as text, at most `size` bytes with the final zero; returns the bytes the whole text needs without it.
+ */
 size_t plait_plan_explain(const plait_plan* plan, char* buffer, size_t size);
 
 /* Runs what was planned. `params` must describe the same problem, and now holds the outputs. */

@@ -124,6 +124,8 @@ def _window(window: object) -> tuple[int, int]:
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
         raise ValueError(f"{name}: got {value!r}, expected a whole number")
+    if not isinstance(value, torch.SymInt) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: got {value!r}, expected a whole number of at most 63 bits")
     return value if isinstance(value, torch.SymInt) else int(value)
 
 

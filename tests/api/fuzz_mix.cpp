@@ -1,0 +1,225 @@
+// Random premix, collapse and merge problems: the CPU backend against the float64 reference, or against the formula.
+// Called through fuzz.hpp.
+#include "api/fuzz.hpp"
+#include "support/problem_builder.hpp"
+
+namespace plait::testing {
+namespace {
+
+constexpr double kEpsilon = 4e-6;
+
+struct How {
+  Layout layout;
+  DeviceInfo device;
+  Executor executor;
+
+  explicit How(Random& random)
+      : layout(random.pick({Layout::kBhsd, Layout::kBshd})),
+        device(DeviceInfo::host(static_cast<int32_t>(random.between(1, 4)))),
+        executor(executor_of(random.chance(20))) {}
+};
+
+DType weight_dtype(Random& random, DType dtype) { return random.chance(50) ? DType::kFloat32 : dtype; }
+
+// ---- premix
+
+PremixCase choose_premix(Random& random) {
+  PremixCase c;
+  PremixProblem& p = c.problem;
+  p.batch = random.between(1, 3), p.heads = random.between(1, 6), p.pseudo_heads = random.between(1, 4);
+  p.head_dim = random.head_dim();
+  p.dtype = random.dtype(), p.weight_dtype = weight_dtype(random, p.dtype);
+  const int64_t longest = 1 + 40'000 / (p.head_dim * p.pseudo_heads * p.heads);
+  p.seqlen = random.length(longest);
+  if (random.chance(40)) {
+    c.lens = random_lengths(random.seed(), p.batch, static_cast<int32_t>(longest));
+    c.tail = random.between(0, 3);
+    if (random.chance(50)) {
+      for (const int32_t length : c.lens) c.other_lens.push_back(length + static_cast<int32_t>(random.between(0, 9)));
+    }
+  }
+  if (random.chance(60)) {
+    p.rope_dim = 2 * random.between(0, p.head_dim / 2);
+    p.rope_style = random.pick({RopeStyle::kHalf, RopeStyle::kPairs});
+    p.rope_index = random.pick({RopeIndex::kToken, RopeIndex::kRow});
+    p.rope_offset = random.chance(50) ? 0 : random.between(0, 50);
+  }
+  c.strides = random.strides();
+  c.seed = random.seed();
+  return c;
+}
+
+PremixArgs arguments(const Premix& m, const How& how, Backend backend) {
+  const PremixProblem& p = m.problem;
+  PremixArgs args{.x = view_of(m.tensors.x, m.x_shape, how.layout, p.packed, false),
+                  .w = m.tensors.w,
+                  .rope = {},
+                  .cu_seqlens = {},
+                  .cu_seqlens_other = {},
+                  .layout = how.layout,
+                  .backend = backend};
+  if (p.has_rope) args.rope = Rope{m.tensors.cos, m.tensors.sin, p.rope_style, p.rope_index, p.rope_offset};
+  if (p.packed) args.cu_seqlens = vector_view(m.tensors.cu_seqlens, DType::kInt32, p.batch + 1);
+  if (m.tensors.cu_seqlens_other != nullptr) {
+    args.cu_seqlens_other = vector_view(m.tensors.cu_seqlens_other, DType::kInt32, p.batch + 1);
+  }
+  return args;
+}
+
+void run(const Premix& m, const How& how, Backend backend) {
+  const PremixArgs args = arguments(m, how, backend);
+  const bool packed = m.problem.packed;
+  const auto pseudo = [&](const CanonicalTensor& t) { return view_of(t, m.y_shape, how.layout, packed, true); };
+  const Plan plan = plan_premix_forward(args, how.device);
+  GuardedWorkspace workspace(plan);
+  premix_forward(args, pseudo(m.tensors.y), plan, workspace.data(), how.executor);
+  workspace.check();
+  const Plan back = plan_premix_backward(args, how.device);
+  GuardedWorkspace more(back);
+  premix_backward(args, pseudo(m.tensors.dy), view_of(m.tensors.dx, m.x_shape, how.layout, packed, false), m.tensors.dw,
+                  back, more.data(), how.executor);
+  more.check();
+}
+
+void fuzz_premix(Random& random) {
+  const PremixCase c = choose_premix(random);
+  const How how(random);
+  Premix m(c);
+  PremixCase wide_case = c;
+  wide_case.problem.dtype = wide_case.problem.weight_dtype = DType::kFloat64;
+  Premix wide(wide_case);
+  assign(wide.tensors.x, m.x_shape, values(m.tensors.x, m.x_shape));
+  assign(wide.tensors.dy, m.y_shape, values(m.tensors.dy, m.y_shape));
+  const auto copy = [](const TensorView& from, const TensorView& to) {
+    assign(as_canonical(to), shape_of(to), values(as_canonical(from), shape_of(from)));
+  };
+  copy(m.tensors.w, wide.tensors.w);
+  if (m.problem.has_rope) copy(m.tensors.cos, wide.tensors.cos), copy(m.tensors.sin, wide.tensors.sin);
+  run(m, how, Backend::kCpu);
+  run(wide, how, Backend::kReference);
+  const PremixProblem& p = m.problem;
+  const double rows = static_cast<double>(p.batch * p.seqlen * p.head_dim), heads = static_cast<double>(p.heads);
+  expect_near("y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype, kEpsilon * heads);
+  expect_near("dx", values(m.tensors.dx, m.x_shape), values(wide.tensors.dx, m.x_shape), p.dtype,
+              kEpsilon * heads * static_cast<double>(p.pseudo_heads));
+  expect_near("dw", values(as_canonical(m.tensors.dw), shape_of(m.tensors.dw)),
+              values(as_canonical(wide.tensors.dw), shape_of(wide.tensors.dw)), p.weight_dtype,
+              kEpsilon * (1 + std::sqrt(rows)));
+  expect_written("y", m.arena, m.tensors.y.data, elements(m.y_shape));
+  expect_written("dx", m.arena, m.tensors.dx.data, elements(m.x_shape));
+}
+
+// ---- collapse
+
+void run(const Collapse& m, const How& how, bool packed, Backend backend) {
+  const CollapseArgs args{view_of(m.tensors.x, m.x_shape, how.layout, packed, true), m.tensors.r, packed, how.layout,
+                          backend};
+  const auto plain = [&](const CanonicalTensor& t) { return view_of(t, m.y_shape, how.layout, packed, false); };
+  const Plan plan = plan_collapse_forward(args, how.device);
+  GuardedWorkspace workspace(plan);
+  collapse_forward(args, plain(m.tensors.y), plan, workspace.data(), how.executor);
+  workspace.check();
+  const Plan back = plan_collapse_backward(args, how.device);
+  GuardedWorkspace more(back);
+  collapse_backward(args, plain(m.tensors.dy), view_of(m.tensors.dx, m.x_shape, how.layout, packed, true), m.tensors.dr,
+                    back, more.data(), how.executor);
+  more.check();
+}
+
+void fuzz_collapse(Random& random) {
+  CollapseCase c;
+  CollapseProblem& p = c.problem;
+  const bool packed = random.chance(30);
+  p.batch = packed ? 1 : random.between(1, 3);
+  p.heads = random.between(1, 6), p.pseudo_heads = random.between(1, 4);
+  p.head_dim = random.head_dim();
+  p.dtype = random.dtype(), p.weight_dtype = weight_dtype(random, p.dtype);
+  p.global = random.chance(50);
+  p.seqlen = random.length(1 + 40'000 / (p.head_dim * p.pseudo_heads * p.heads));
+  c.strides = random.strides();
+  c.seed = random.seed();
+  const How how(random);
+  Collapse m(c);
+  CollapseCase wide_case = c;
+  wide_case.problem.dtype = wide_case.problem.weight_dtype = DType::kFloat64;
+  Collapse wide(wide_case);
+  assign(wide.tensors.x, m.x_shape, values(m.tensors.x, m.x_shape));
+  assign(wide.tensors.dy, m.y_shape, values(m.tensors.dy, m.y_shape));
+  assign(as_canonical(wide.tensors.r), shape_of(wide.tensors.r),
+         values(as_canonical(m.tensors.r), shape_of(m.tensors.r)));
+  run(m, how, packed, Backend::kCpu);
+  run(wide, how, packed, Backend::kReference);
+  const double terms = static_cast<double>(p.heads * p.pseudo_heads),
+               rows = static_cast<double>(p.batch * p.seqlen * p.head_dim);
+  expect_near("collapse y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype,
+              kEpsilon * terms);
+  expect_near("collapse dx", values(m.tensors.dx, m.x_shape), values(wide.tensors.dx, m.x_shape), p.dtype,
+              kEpsilon * terms);
+  expect_near("dr", values(as_canonical(m.tensors.dr), shape_of(m.tensors.dr)),
+              values(as_canonical(wide.tensors.dr), shape_of(wide.tensors.dr)), p.weight_dtype,
+              kEpsilon * (1 + std::sqrt(rows)));
+  expect_written("collapse y", m.arena, m.tensors.y.data, elements(m.y_shape));
+  expect_written("collapse dx", m.arena, m.tensors.dx.data, elements(m.x_shape));
+}
+
+// ---- merge_states
+
+void fuzz_merge(Random& random) {
+  const bool packed = random.chance(30);
+  const Shape shape{packed ? 1 : random.between(1, 3), random.between(1, 3), random.length(70), 1, random.head_dim()};
+  const Shape lse_shape{shape[0], shape[1], shape[2], 1, 1};
+  const DType dtype = random.dtype();
+  const How how(random);
+  const int64_t parts = random.between(1, 4);
+  Arena arena(random.seed(), random.strides());
+  std::vector<CanonicalTensor> outs;
+  std::vector<RowTensor> lses;
+  std::vector<TensorView> out_views, lse_views;
+  for (int64_t i = 0; i < parts; ++i) {
+    outs.push_back(arena.random(dtype, shape, shape[2]));
+    lses.push_back(arena.rows(DType::kFloat32, shape[0], shape[1], shape[2], shape[2]));
+    for_each_index(lse_shape, [&](const reference::Index& at) {
+      const double lse = random.chance(20) ? -HUGE_VAL : random.uniform(-60, 60);
+      reference::store(lses.back(), at.batch, at.head, at.seq, lse);
+      if (lse != -HUGE_VAL) return;  // an empty part weighs nothing, whatever it holds
+      for (int64_t d = 0; d < shape[4]; ++d) reference::store(outs.back(), {at.batch, at.head, at.seq, 0, d}, NAN);
+    });
+    out_views.push_back(view_of(outs.back(), shape, how.layout, packed, false));
+    lse_views.push_back(view_of(lses.back(), lse_shape, packed));
+  }
+  const CanonicalTensor out = arena.poisoned(dtype, shape);
+  const RowTensor lse = arena.rows(DType::kFloat32, shape[0], shape[1], shape[2], 0);
+  merge_states({out_views.data(), lse_views.data(), parts, how.layout, packed},
+               {view_of(out, shape, how.layout, packed, false), view_of(lse, lse_shape, packed)}, how.executor,
+               how.device.workers);
+  std::vector<double> expected_lse, expected;
+  for_each_index(lse_shape, [&](const reference::Index& at) {
+    double sum = 0;
+    for (const RowTensor& part : lses) sum += std::exp(reference::load(part, at.batch, at.head, at.seq));
+    expected_lse.push_back(std::log(sum));
+    for (int64_t d = 0; d < shape[4]; ++d) {
+      double value = 0;
+      for (int64_t i = 0; i < parts; ++i) {
+        const double weight = std::exp(reference::load(lses[i], at.batch, at.head, at.seq));
+        if (weight > 0) value += weight / sum * reference::load(outs[i], {at.batch, at.head, at.seq, 0, d});
+      }
+      expected.push_back(value);
+    }
+  });
+  // Rounding of an LSE of 60 reaches the weights.
+  expect_near("merged lse", values(as_canonical(lse), lse_shape), expected_lse, DType::kFloat32, kEpsilon);
+  expect_near("merged out", values(out, shape), expected, dtype, 10 * kEpsilon);
+  expect_written("merged out", arena, out.data, elements(shape));
+}
+
+}  // namespace
+
+void fuzz_mix(uint64_t seed) {
+  Random random(seed);
+  const int64_t which = random.below(3);
+  if (which == 0) return fuzz_premix(random);
+  if (which == 1) return fuzz_collapse(random);
+  fuzz_merge(random);
+}
+
+}  // namespace plait::testing
