@@ -14,6 +14,7 @@ from plait._fake import describe, raise_refusal
 from plait._options import (
     attention_options,
     autocast,
+    check_flags,
     check_max_seqlen,
     check_optional_tensors,
     check_tensors,
@@ -71,8 +72,9 @@ def flash_attention(
     backend serves the call; both name the argument, what was got, and the way out.
     """
     refuse_unknown("flash_attention", not_offered)
+    check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v)
-    check_optional_tensors(sinks=sinks)
+    check_optional_tensors(q, sinks=sinks)
     options = attention_options(
         causal=causal,
         window=window,
@@ -126,8 +128,9 @@ def flash_attention_varlen(
         out `[total_q, Hq, Dv]`, and with return_lse lse `[Hq, total_q]`.
     """
     refuse_unknown("flash_attention_varlen", not_offered)
+    check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    check_optional_tensors(sinks=sinks)
+    check_optional_tensors(q, sinks=sinks)
     check_max_seqlen(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     options = attention_options(
         causal=causal,
@@ -186,7 +189,7 @@ def attention_backward(
     """
     refuse_unknown("attention_backward", not_offered)
     check_tensors(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
-    check_optional_tensors(dlse=dlse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
+    check_optional_tensors(q, dlse=dlse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
     options = attention_options(
         causal=causal,
         window=window,
@@ -218,10 +221,14 @@ def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor], *, layout: str 
     Returns:
         (out, lse) in the dtypes of the parts. Precision: partial results in float32 (`out_dtype`) lose nothing.
     """
+    for name, parts in (("outs", outs), ("lses", lses)):
+        if not isinstance(parts, Sequence):
+            raise ValueError(f"{name}: got {type(parts).__name__}, expected a sequence of tensors")
     outs, lses = list(outs), list(lses)
+    first = next((part for part in outs if isinstance(part, Tensor)), None)
     for name, parts in (("outs", outs), ("lses", lses)):
         for part in parts:
-            check_tensors(**{name: part})
+            check_tensors(first, **{name: part})
     check_text("layout", layout)
     packed = len(outs) > 0 and outs[0].dim() == 3
     return torch.ops.plait.merge_states_forward(outs, lses, packed, layout)
@@ -263,8 +270,9 @@ def explain(
         Several lines. Raises what the call itself would raise.
     """
     refuse_unknown("explain", not_offered)
+    check_flags(backward=backward)
     check_tensors(q=q, k=k, v=v)
-    check_optional_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
+    check_optional_tensors(q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
     options = attention_options(
         mode=mode,
         mask=mask,

@@ -13,6 +13,7 @@ from torch import Tensor
 from plait._options import (
     attention_options,
     autocast,
+    check_flags,
     check_optional_tensors,
     check_tensors,
     check_text,
@@ -107,8 +108,9 @@ def iha_attention(
         collapse; packed `[Hq, ...]`. Differentiable in q, k, v, the weights, collapse and sinks.
     """
     refuse_unknown("iha_attention", not_offered)
+    check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v, w_q=w_q, w_k=w_k, w_v=w_v)
-    check_optional_tensors(sinks=sinks, collapse=collapse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    check_optional_tensors(q, sinks=sinks, collapse=collapse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options = attention_options(
         mode=mode,
         mask=mask,
@@ -134,6 +136,8 @@ def iha_attention(
     _check_inputs({"q": q, "k": k, "v": v}, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, packed, layout)
 
     q, k, v = autocast(q, k, v)
+    if rope_index not in ("row", "token"):
+        raise ValueError(f"rope_index: got {rope_index!r}, expected 'row' or 'token'")
     index = rope_index if mode == "interleaved" else "token"
     length = 2 if layout == "bhsd" else 1
     offset = 0 if packed or rope is None else k.shape[length] - q.shape[length]

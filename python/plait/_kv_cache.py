@@ -13,6 +13,7 @@ from torch import Tensor
 from plait._options import (
     attention_options,
     autocast,
+    check_flags,
     check_optional_tensors,
     check_tensors,
     check_text,
@@ -74,9 +75,10 @@ def attention_with_kvcache(
     gradients are refused.
     """
     refuse_unknown("attention_with_kvcache", not_offered)
+    check_flags(return_lse=return_lse, rotary_interleaved=rotary_interleaved)
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    check_optional_tensors(k_new=k_new, v_new=v_new, block_table=block_table, cache_batch_idx=cache_batch_idx)
-    check_optional_tensors(rotary_cos=rotary_cos, rotary_sin=rotary_sin, sinks=sinks)
+    check_optional_tensors(q, k_new=k_new, v_new=v_new, block_table=block_table, cache_batch_idx=cache_batch_idx)
+    check_optional_tensors(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin, sinks=sinks)
     _, _, *options = attention_options(  # the ops have no mode and mask
         causal=causal,
         window=window,
@@ -89,8 +91,6 @@ def attention_with_kvcache(
         out_dtype=out_dtype,
         layout=layout,
     )
-    if not isinstance(rotary_interleaved, bool):
-        raise ValueError(f"rotary_interleaved: got {rotary_interleaved!r}, expected True or False")
     _check_pair(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     _check_pair(k_new=k_new, v_new=v_new)
     _refuse_gradients(
@@ -155,11 +155,12 @@ def iha_attention_with_kvcache(
         out like q with last size Dv, and with return_lse lse `[B, Hq, Sq]` over all (p, m).
     """
     refuse_unknown("iha_attention_with_kvcache", not_offered)
+    check_flags(return_lse=return_lse)
     if not isinstance(cache, (tuple, list)) or len(cache) != 2:
         raise ValueError(f"cache: got {type(cache).__name__}, expected (k_cache, v_cache)")
     k_cache, v_cache = cache
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache, w_q=w_q, w_k=w_k, w_v=w_v)
-    check_optional_tensors(k_new=k_new, v_new=v_new, cache_batch_idx=cache_batch_idx, sinks=sinks)
+    check_optional_tensors(q, k_new=k_new, v_new=v_new, cache_batch_idx=cache_batch_idx, sinks=sinks)
     _, _, *options = attention_options(  # the ops have no mode and mask
         causal=causal,
         window=window,
@@ -177,7 +178,7 @@ def iha_attention_with_kvcache(
     if rope is not None and (not isinstance(rope, (tuple, list)) or len(rope) != 2):
         raise ValueError(f"rope: got {type(rope).__name__}, expected None or (cos, sin)")
     cos, sin = (None, None) if rope is None else rope
-    check_optional_tensors(cos=cos, sin=sin)
+    check_optional_tensors(q, cos=cos, sin=sin)
     _check_pair(cos=cos, sin=sin)
     _check_pair(k_new=k_new, v_new=v_new)
     _refuse_gradients(

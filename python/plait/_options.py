@@ -9,7 +9,9 @@ from numbers import Integral, Real
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+_MATH = "use torch.nn.functional.scaled_dot_product_attention under torch.nn.attention.SDPBackend.MATH"
 _ELSEWHERE = "use torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention"
 _NOT_OFFERED = {
     "dropout_p": "dropout",
@@ -29,16 +31,39 @@ def refuse_unknown(function: str, unknown: dict[str, object]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
 
 
-def check_tensors(**tensors: object) -> None:
-    """Raises ValueError for the first argument that is no tensor."""
+# Offsets, lengths and page numbers; every other tensor is floating.
+_INT32 = ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table", "cache_batch_idx")
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_tensors(like: Tensor | None = None, **tensors: object) -> None:
+    """Raises ValueError for the first argument that is no tensor, is sparse or nested, or is of a foreign dtype.
+
+    Also for a meta tensor among real ones (`like`, or the first), which torch would send to a kernel that computes
+    nothing, and for a tangent of forward-mode differentiation, which the ops would drop.
+    """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            raise ValueError(f"{name}: got a nested or sparse tensor, expected a strided one; pack it with cu_seqlens")
+        if name in _INT32 and tensor.dtype != torch.int32:
+            raise ValueError(f"{name}: got {tensor.dtype}, expected torch.int32; call .to(torch.int32)")
+        if name not in _INT32 and tensor.dtype not in _FLOATING:
+            raise ValueError(f"{name}: got {tensor.dtype}, expected float16, bfloat16, float32 or float64")
+        like = tensor if like is None else like
+        if (tensor.device.type == "meta") != (like.device.type == "meta"):
+            raise ValueError(f"{name}: got device {tensor.device}, expected that of the other tensors, {like.device}")
+        if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(
+                    f"{name}: got a forward-mode tangent, and plait has backward gradients only; {_MATH}"
+                )
 
 
-def check_optional_tensors(**tensors: object) -> None:
-    """Raises ValueError for the first argument that is neither None nor a tensor."""
-    check_tensors(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
+def check_optional_tensors(like: Tensor, **tensors: object) -> None:
+    """As check_tensors for the arguments that are not None."""
+    check_tensors(like, **{name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def check_max_seqlen(**values: object) -> None:
@@ -67,7 +92,7 @@ def attention_options(
     layout: str,
 ) -> tuple:
     """The options in the order of the ops' schema. Values are checked by the library, types here."""
-    left, right = _window(window)
+    left, right = window_of(window)
     for name, text in (
         ("mode", mode),
         ("mask", mask),
@@ -76,9 +101,7 @@ def attention_options(
         ("layout", layout),
     ):
         check_text(name, text)
-    for name, flag in (("causal", causal), ("deterministic", deterministic)):
-        if not isinstance(flag, bool):
-            raise ValueError(f"{name}: got {flag!r}, expected True or False")
+    check_flags(causal=causal, deterministic=deterministic)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ValueError(f"out_dtype: got {out_dtype!r}, expected None or a torch.dtype")
     return (
@@ -98,6 +121,12 @@ def attention_options(
     )
 
 
+def check_flags(**flags: object) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name}: got {flag!r}, expected True or False")
+
+
 def check_text(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise ValueError(f"{name}: got {text!r}, expected a string")
@@ -112,12 +141,14 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 
-def _window(window: object) -> tuple[int, int]:
+def window_of(window: object) -> tuple[int, int]:
     if window is None:
         return -1, -1
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ValueError(f"window: got {window!r}, expected None or (left, right), each a count >= 0, -1 or None")
     left, right = (-1 if side is None else _count("window", side) for side in window)
+    if not isinstance(left, torch.SymInt) and not isinstance(right, torch.SymInt) and min(left, right) < -1:
+        raise ValueError(f"window: got {window!r}, expected counts >= 0, or -1 or None for unbounded")
     return left, right
 
 
@@ -132,4 +163,7 @@ def _count(name: str, value: object) -> int:
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (Real, torch.SymFloat)):
         raise ValueError(f"{name}: got {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}: got a number beyond float64, expected a finite one") from error

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from plait._iha import iha_attention
+from plait._options import check_tensors, window_of
 
+_LARGEST_HEAD_DIM = 1024
 _NOISE = 0.02  # standard deviation of what tells the pseudo-heads apart at the start
 
 
@@ -29,7 +31,8 @@ class InterleavedHeadAttention(nn.Module):
         P: pseudo-heads per head, at least 1. mode: "joint" or "interleaved".
         window: `(left, right)` in positions (joint) or rows (interleaved), None unbounded; see
             `plait.flop_matched_window`.
-        dtype, device: of every parameter.
+        dtype, device: of the projections; w_q, w_k, w_v and r are float32 for float16 and bfloat16, in which the noise
+            would not sum to zero.
     """
 
     def __init__(
@@ -54,6 +57,9 @@ class InterleavedHeadAttention(nn.Module):
             raise ValueError(f"kv_heads: got {kv_heads} for {heads} heads, expected a divisor of {heads}")
         if mode not in ("joint", "interleaved"):
             raise ValueError(f"mode: got {mode!r}, expected 'joint' or 'interleaved'")
+        if head_dim > _LARGEST_HEAD_DIM:
+            raise ValueError(f"head_dim: got {head_dim}, supported 1 to {_LARGEST_HEAD_DIM}")
+        window_of(window)  # raises for what no call could use
         self.hidden, self.heads, self.kv_heads, self.head_dim = hidden, heads, kv_heads, head_dim
         self.P, self.mode, self.window = P, mode, window
         kind = {"dtype": dtype, "device": device}
@@ -61,10 +67,11 @@ class InterleavedHeadAttention(nn.Module):
         self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False, **kind)
         self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False, **kind)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False, **kind)
-        self.w_q = nn.Parameter(torch.empty(heads, P, heads, **kind))
-        self.w_k = nn.Parameter(torch.empty(kv_heads, P, kv_heads, **kind))
-        self.w_v = nn.Parameter(torch.empty(kv_heads, P, kv_heads, **kind))
-        self.r = nn.Parameter(torch.empty(heads, P, **kind)) if mode == "interleaved" else None
+        mixing = kind | {"dtype": torch.promote_types(self.q_proj.weight.dtype, torch.float32)}
+        self.w_q = nn.Parameter(torch.empty(heads, P, heads, **mixing))
+        self.w_k = nn.Parameter(torch.empty(kv_heads, P, kv_heads, **mixing))
+        self.w_v = nn.Parameter(torch.empty(kv_heads, P, kv_heads, **mixing))
+        self.r = nn.Parameter(torch.empty(heads, P, **mixing)) if mode == "interleaved" else None
         self._reset_mixing()
 
     def reset_parameters(self) -> None:
@@ -100,6 +107,7 @@ class InterleavedHeadAttention(nn.Module):
 
         rope: `(cos, sin)` `[positions, D_rot / 2]`; the other options as in `plait.iha_attention`.
         """
+        check_tensors(x=x)
         rank, shape = (3, "[B, N, hidden]") if cu_seqlens is None else (2, "[total, hidden]")
         if x.dim() != rank or x.shape[-1] != self.hidden:
             raise ValueError(f"x: got shape {list(x.shape)}, expected {shape} with hidden = {self.hidden}")

@@ -111,7 +111,15 @@ std::optional<TensorView> optional_tensor(const plait_tensor* from, const char* 
   return from == nullptr ? std::nullopt : std::optional(tensor(from, name));
 }
 
+bool flag(int32_t value, const char* argument) {
+  if (value != 0 && value != 1) invalid(argument, fmt::format("got {}, expected 0 or 1", value));
+  return value == 1;
+}
+
 AttentionOptions options(const plait_options& c) {
+  if (c.struct_size != sizeof(plait_options)) {
+    invalid("struct_size", fmt::format("got {} in options; start from PLAIT_OPTIONS_INIT", c.struct_size));
+  }
   AttentionOptions o;
   o.mode = checked(c.mode, HeadMode::kInterleaved, "mode");
   o.mask = checked(c.mask, PseudoMask::kToken, "mask");
@@ -119,9 +127,9 @@ AttentionOptions options(const plait_options& c) {
   o.strategy = checked(c.strategy, Strategy::kSplitD, "strategy");
   o.backend = checked(c.backend, Backend::kCudaSm90, "backend");
   if (c.out_dtype != -1) o.out_dtype = checked(c.out_dtype, DType::kFloat64, "out_dtype");
-  if (c.has_scale != 0) o.scale = c.scale;
-  o.causal = c.causal != 0;
-  o.deterministic = c.deterministic != 0;
+  if (flag(c.has_scale, "has_scale")) o.scale = c.scale;
+  o.causal = flag(c.causal, "causal");
+  o.deterministic = flag(c.deterministic, "deterministic");
   o.softcap = c.softcap;
   o.window_left = c.window_left;
   o.window_right = c.window_right;
@@ -162,8 +170,8 @@ PremixArgs premix_args(const plait_premix& c) {
 }
 
 CollapseArgs collapse_args(const plait_collapse& c) {
-  return {tensor(c.x, "x"), tensor(c.r, "collapse"), c.packed != 0, checked(c.layout, Layout::kBshd, "layout"),
-          checked(c.backend, Backend::kCudaSm90, "backend")};
+  return {tensor(c.x, "x"), tensor(c.r, "collapse"), flag(c.packed, "packed"),
+          checked(c.layout, Layout::kBshd, "layout"), checked(c.backend, Backend::kCudaSm90, "backend")};
 }
 
 KvCacheArgs kvcache_args(const plait_kvcache& c) {
@@ -273,6 +281,9 @@ plait_status plait_tensor_contiguous(plait_tensor* tensor, void* data, plait_dty
     if (rank < 0 || rank > PLAIT_MAX_RANK)
       plait::invalid("rank", fmt::format("got {}, expected 0 to {}", rank, PLAIT_MAX_RANK));
     if (shape == nullptr && rank > 0) plait::invalid("shape", "got null");
+    if (dtype < PLAIT_FLOAT16 || dtype > PLAIT_INT32) {
+      plait::invalid("dtype", fmt::format("got {}, expected a plait_dtype", static_cast<int>(dtype)));
+    }
     *tensor = {};
     tensor->data = data;
     tensor->dtype = dtype;
@@ -343,7 +354,8 @@ plait_status plait_merge_states(const plait_merge* params, const plait_executor*
       lses.push_back(plait::tensor(c.lses + i, "lses"));
     }
     const plait::MergeArgs args{outs.data(), lses.data(), c.parts,
-                                plait::checked(c.layout, plait::Layout::kBshd, "layout"), c.packed != 0};
+                                plait::checked(c.layout, plait::Layout::kBshd, "layout"),
+                                plait::flag(c.packed, "packed")};
     plait::merge_states(args, {plait::tensor(c.out, "out"), plait::tensor(c.lse, "lse")}, plait::executor_of(executor),
                         c.workers);
   });

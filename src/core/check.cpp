@@ -46,16 +46,37 @@ Footprint footprint(const TensorView& view) {
   return print;
 }
 
-// Whether indices of two views with the same strides meet: sum of (i_a - i_b) * stride = `offset` from dimension `at`
-// on.
-bool meet(const Footprint& a, const Footprint& b, size_t at, int64_t offset) {
-  if (at == a.dims.size()) return offset == 0;
-  const int64_t stride = a.dims[at].first;
-  if (stride == 0) return meet(a, b, at + 1, offset);
-  const int64_t below = offset / stride - (offset % stride < 0 ? 1 : 0);
+// One dimension of two views of one stride; an extent of 1 where a view has no such dimension.
+struct SharedDim {
+  int64_t stride, extent_a, extent_b;
+};
+
+std::vector<SharedDim> shared_dims(const Footprint& a, const Footprint& b) {
+  std::vector<SharedDim> dims;
+  for (const auto& [stride, extent] : a.dims) dims.push_back({stride, extent, 1});
+  for (const auto& [stride, extent] : b.dims) {
+    const auto same =
+        std::find_if(dims.begin(), dims.end(), [s = stride](const SharedDim& d) { return d.stride == s; });
+    if (same != dims.end()) {
+      same->extent_b = extent;
+    } else {
+      dims.push_back({stride, 1, extent});
+    }
+  }
+  std::sort(dims.begin(), dims.end(), [](const SharedDim& x, const SharedDim& y) { return x.stride > y.stride; });
+  return dims;
+}
+
+// Whether elements of the two views meet: sum of (i_a - i_b) * stride = `offset` from dimension `at` on. Exact where
+// larger strides step over all that the smaller ones reach, as slices of one buffer do.
+bool meet(const std::vector<SharedDim>& dims, size_t at, int64_t offset) {
+  if (at == dims.size()) return offset == 0;
+  const SharedDim& dim = dims[at];
+  if (dim.stride == 0) return meet(dims, at + 1, offset);
+  const int64_t below = offset / dim.stride - (offset % dim.stride < 0 ? 1 : 0);
   for (const int64_t steps : {below, below + 1}) {
-    const bool possible = steps < a.dims[at].second && -steps < b.dims[at].second;
-    if (possible && meet(a, b, at + 1, offset - steps * stride)) return true;
+    const bool possible = steps < dim.extent_a && -steps < dim.extent_b;
+    if (possible && meet(dims, at + 1, offset - steps * dim.stride)) return true;
   }
   return false;
 }
@@ -70,13 +91,9 @@ bool share_memory(const TensorView& a, const TensorView& b) {
   if (fa.begin == fb.begin) return true;
   if ((fa.dense && ends_inside(fa, fb)) || (fb.dense && ends_inside(fb, fa))) return true;
   // Two strided slices of one buffer may interleave without sharing an element (dq, dk, dv of one tensor).
-  const auto same_stride = [](const auto& x, const auto& y) { return x.first == y.first; };
   const int64_t bytes = fb.begin - fa.begin, size = dtype_bytes(a.dtype);
-  if (a.dtype != b.dtype || bytes % size != 0 ||
-      !std::equal(fa.dims.begin(), fa.dims.end(), fb.dims.begin(), fb.dims.end(), same_stride)) {
-    return false;  // not decidable cheaply
-  }
-  return meet(fa, fb, 0, bytes / size);
+  if (a.dtype != b.dtype || bytes % size != 0) return true;
+  return meet(shared_dims(fa, fb), 0, bytes / size);
 }
 
 }  // namespace

@@ -160,10 +160,14 @@ void check_grad_like(Named grad, Named input) {
 }  // namespace
 
 void validate_options(const AttentionOptions& options) {
-  if (options.scale && !std::isfinite(*options.scale))
-    refuse("scale", "got a non-finite value, expected a finite number");
-  if (!std::isfinite(options.softcap) || options.softcap < 0) {
-    refuse("softcap", fmt::format("got {}, expected a finite number >= 0 (0 turns it off)", options.softcap));
+  // Beyond these, float32 scores overflow or lose every digit.
+  constexpr double kLargest = 1e30, kSmallestSoftcap = 1e-30;
+  if (options.scale && !(std::abs(*options.scale) <= kLargest)) {
+    refuse("scale", fmt::format("got {}, expected a finite number of at most 1e30 in size", *options.scale));
+  }
+  const bool off = options.softcap == 0.0;
+  if (!off && !(options.softcap >= kSmallestSoftcap && options.softcap <= kLargest)) {
+    refuse("softcap", fmt::format("got {}, expected a finite number >= 0: 0 (off), or 1e-30 to 1e30", options.softcap));
   }
   for (const auto& [side, value] : {std::pair{"left", options.window_left}, std::pair{"right", options.window_right}}) {
     if (value < -1) refuse("window", fmt::format("got {} = {}, expected -1 (unbounded) or a count >= 0", side, value));

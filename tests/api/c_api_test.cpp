@@ -100,6 +100,29 @@ TEST(CApi, ErrorsAreStatusesWithText) {
   EXPECT_EQ(device.run(), PLAIT_INVALID_ARGUMENT);
 }
 
+TEST(CApi, FlagsAndEnumsAreChecked) {
+  Call causal;
+  causal.params.options.causal = 7;
+  EXPECT_EQ(causal.run(), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(causal.error.argument, "causal");
+  Call options;
+  options.params.options.struct_size = 8;
+  EXPECT_EQ(options.run(), PLAIT_INVALID_ARGUMENT);
+  Call overlap;  // lse inside the rows of a padded out
+  std::vector<float> padded(2 * 5 * 16);
+  overlap.out_view.data = padded.data();
+  overlap.out_view.stride[1] = 80, overlap.out_view.stride[2] = 16;
+  overlap.lse_view.data = padded.data() + 4;
+  overlap.lse_view.stride[1] = 80, overlap.lse_view.stride[2] = 16;
+  EXPECT_EQ(overlap.run(), PLAIT_INVALID_ARGUMENT);
+  overlap.lse_view.data = padded.data() + 8;  // in the gaps
+  EXPECT_EQ(overlap.run(), PLAIT_OK) << overlap.error.message;
+  plait_tensor view;
+  const int64_t one = 1;
+  EXPECT_EQ(plait_tensor_contiguous(&view, nullptr, static_cast<plait_dtype>(99), 1, &one, nullptr),
+            PLAIT_INVALID_ARGUMENT);
+}
+
 TEST(CApi, NullsAreRefusedEverywhere) {
   plait_error error{};
   EXPECT_EQ(plait_plan_create(nullptr, PLAIT_ATTENTION_FORWARD, nullptr, nullptr, &error), PLAIT_INVALID_ARGUMENT);

@@ -237,3 +237,50 @@ def test_explain_refuses_what_the_call_refuses():
         plait.explain(*qkv(), device="abacus")
     with pytest.raises(RuntimeError, match="missing"):
         plait.explain(*qkv(), strategy="split_d")
+
+
+def _q(*shape):
+    return torch.randn(*shape)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: plait.flash_attention(_q(1, 2, 4, 8), _q(1, 2, 5, 8).to("meta"), _q(1, 2, 5, 8)), "k"),
+        (lambda: plait.premix(_q(1, 2, 4, 8), _q(2, 3, 2).to("meta")), "w"),
+        (lambda: plait.merge_states([_q(1, 2, 4, 8)], [_q(1, 2, 4).to("meta")]), "lses"),
+        (lambda: plait.merge_states(None, None), "outs"),
+        (
+            lambda: plait.flash_attention_varlen(
+                *(_q(4, 2, 8),) * 3, cu_seqlens_q=torch.tensor([0, 4]), cu_seqlens_k=torch.tensor([0, 4])
+            ),
+            "cu_seqlens_q: got torch.int64",
+        ),
+        (lambda: plait.flash_attention(*(_q(1, 2, 4, 8),) * 3, softcap=3e38), "softcap"),
+        (lambda: plait.flash_attention(*(_q(1, 2, 4, 8),) * 3, scale=1e39), "scale"),
+        (lambda: plait.flash_attention(*(_q(1, 2, 4, 8),) * 3, scale=10**400), "scale"),
+        (lambda: plait.flash_attention(*(_q(1, 2, 4, 8),) * 3, window=(2**63, 0)), "window"),
+        (lambda: plait.fold_premix_into_projection(torch.ones(8, 4, dtype=torch.int32), _q(2, 1, 2)), "weight"),
+        (
+            lambda: plait.iha_attention(*(_q(1, 2, 4, 8),) * 3, *(_q(2, 2, 2),) * 3, rope_index="zz"),
+            "rope_index",
+        ),
+        (lambda: plait.nn.InterleavedHeadAttention(16, 2, 2, 8, P=2, window=(-3, 0)), "window"),
+        (lambda: plait.nn.InterleavedHeadAttention(16, 2, 2, 2048, P=2), "head_dim"),
+    ],
+)
+def test_what_would_be_silent_is_refused(call, argument):
+    with pytest.raises(ValueError, match=argument):
+        call()
+
+
+def test_forward_mode_tangents_are_refused():
+    q, k = _q(1, 2, 4, 8), _q(1, 2, 5, 8)
+    with pytest.raises(RuntimeError, match="q: got a forward-mode tangent"):
+        torch.func.jvp(lambda x: plait.flash_attention(x, k, k), (q,), (q,))
+
+
+def test_a_transposed_weight_folds():
+    weight, w = _q(6, 16).T, _q(2, 1, 2)
+    expected = torch.einsum("hs,sdi->hdi", w[:, 0], weight.reshape(2, 8, 6)).reshape(16, 6)
+    torch.testing.assert_close(plait.fold_premix_into_projection(weight, w), expected)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <new>
 #include <string>
 
@@ -73,4 +74,9 @@ int run_main(int argc, char** argv) {
 }  // namespace
 }  // namespace plait::cli
 
-int main(int argc, char** argv) { return plait::cli::run_main(argc, argv); }
+int main(int argc, char** argv) {
+  const int code = plait::cli::run_main(argc, argv);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fputs("plait: cannot write the output\n", stderr);
+  return 2;
+}

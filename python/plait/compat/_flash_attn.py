@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import plait
+from plait._options import check_optional_tensors, check_tensors, window_of
 
 _ELSEWHERE = "use torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention"
 _FIXED_LENGTHS = "pass q as [batch, length, heads, head_dim], one length for all sequences, or make one call for each"
@@ -64,12 +65,21 @@ def with_kvcache(
     return_softmax_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """flash_attn_with_kvcache of both libraries. Without cache_seqlens every sequence fills its cache."""
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_optional_tensors(q, k=k, v=v, block_table=block_table)
+    for name, tensor, rank in (("q", q, 4), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4), ("k", k, 4)):
+        if tensor is not None and tensor.dim() != rank:
+            raise ValueError(
+                f"{name}: got shape {list(tensor.shape)}, expected rank {rank}, [batch, length, heads, dim]"
+            )
+    if block_table is not None and block_table.dim() != 2:
+        raise ValueError(f"block_table: got shape {list(block_table.shape)}, expected [batch, pages]")
     if cache_seqlens is None:
         if k is not None:
             raise ValueError("cache_seqlens: is missing; with k and v it says where they go")
         cache_seqlens = k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
     if rotary_cos is not None:
-        _check_rotation(q, k, causal or tuple(window_size) != (-1, -1))
+        _check_rotation(q, k, causal or window_of(window_size) != (-1, -1))
     return plait.attention_with_kvcache(
         q,
         k_cache,

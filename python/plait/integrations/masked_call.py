@@ -58,7 +58,9 @@ def resolve_mask(
 
 def _reduced_once(mask: torch.Tensor, batch: int) -> IntervalMask:
     """Reduces a dense mask in the first layer that sees it; the others find the result on the tensor."""
-    version = None if mask.is_inference() else mask._version
+    if mask.is_inference():  # counts no versions, so a mask refilled in place would not be noticed
+        return from_dense(mask, batch)
+    version = mask._version
     known = getattr(mask, "_plait_intervals", None)
     if known is None or known[0] != (version, batch):
         known = ((version, batch), from_dense(mask, batch))
