@@ -90,6 +90,15 @@ Enum checked(int32_t value, Enum last, const char* argument) {
   return static_cast<Enum>(value);
 }
 
+// The number in an enum argument: C passes any, and reading a wild one as the enum would be undefined.
+template <class Enum>
+int32_t number_of(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int32_t));
+  int32_t number = 0;
+  std::memcpy(&number, &value, sizeof(number));
+  return number;
+}
+
 TensorView tensor(const plait_tensor* from, const char* name) {
   if (from == nullptr) invalid(name, "is missing (null)");
   TensorView view;
@@ -281,12 +290,10 @@ plait_status plait_tensor_contiguous(plait_tensor* tensor, void* data, plait_dty
     if (rank < 0 || rank > PLAIT_MAX_RANK)
       plait::invalid("rank", fmt::format("got {}, expected 0 to {}", rank, PLAIT_MAX_RANK));
     if (shape == nullptr && rank > 0) plait::invalid("shape", "got null");
-    if (dtype < PLAIT_FLOAT16 || dtype > PLAIT_INT32) {
-      plait::invalid("dtype", fmt::format("got {}, expected a plait_dtype", static_cast<int>(dtype)));
-    }
+    const int32_t known_dtype = plait::checked(plait::number_of(dtype), PLAIT_INT32, "dtype");
     *tensor = {};
     tensor->data = data;
-    tensor->dtype = dtype;
+    tensor->dtype = known_dtype;
     tensor->rank = rank;
     int64_t stride = 1;
     for (int32_t i = rank - 1; i >= 0; --i) {
@@ -305,7 +312,8 @@ plait_status plait_plan_create(plait_plan** plan, plait_op op, const void* param
   if (plan != nullptr) *plan = nullptr;
   return plait::guarded(error, [&] {
     if (plan == nullptr) plait::invalid("plan", "got null, expected where to put the plan");
-    *plan = new plait_plan{op, plait::make(op, params, plait::device_info(device))};
+    const plait_op known = plait::checked(plait::number_of(op), PLAIT_KVCACHE_FORWARD, "op");
+    *plan = new plait_plan{known, plait::make(known, params, plait::device_info(device))};
   });
 }
 
@@ -365,8 +373,8 @@ plait_status plait_flop_matched_window(int64_t seqlen, int64_t pseudo_heads, pla
                                        plait_flop_match* match, plait_error* error) {
   return plait::guarded(error, [&] {
     if (match == nullptr) plait::invalid("match", "got null, expected where to put the result");
-    const auto found = plait::flop_matched_window(seqlen, pseudo_heads,
-                                                  plait::checked(mode, plait::HeadMode::kInterleaved, "mode"), tile);
+    const auto found = plait::flop_matched_window(
+        seqlen, pseudo_heads, plait::checked(plait::number_of(mode), plait::HeadMode::kInterleaved, "mode"), tile);
     *match = {found.left, found.formula_left, found.visits, found.causal_visits, found.visit_ratio};
   });
 }

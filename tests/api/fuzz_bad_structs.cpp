@@ -27,13 +27,12 @@ struct BadCall {
   std::vector<const void*> written;  // memory of the outputs
   std::vector<std::function<void()>> corruptions;
   plait_device device{"cpu", 2};
-  plait_op op = PLAIT_ATTENTION_FORWARD;
+  int op = PLAIT_ATTENTION_FORWARD;
   bool null_workspace = false;
 
   explicit BadCall(Random& from) : random(from), arena(from.seed(), Strides::kBhsd) {
     corruptions = {[this] { device.name = random.pick<const char*>({nullptr, "", "abacus", "h200", "reference"}); },
-                   [this] { device.workers = wild_int(random) % 64; },
-                   [this] { op = static_cast<plait_op>(random.pick({7, 8, 77, -1})); },
+                   [this] { device.workers = wild_int(random) % 64; }, [this] { op = random.pick({7, 8, 77, -1}); },
                    [this] { null_workspace = true; }};
   }
 
@@ -119,7 +118,7 @@ struct BadCall {
     plait_error error;
     std::memset(&error, 0x5a, sizeof(error));
     plait_plan* plan = nullptr;
-    const plait_status planned = plait_plan_create(&plan, op, params, &device, &error);
+    const plait_status planned = plait_plan_create(&plan, static_cast<plait_op>(op), params, &device, &error);
     const std::unique_ptr<plait_plan, void (*)(plait_plan*)> owner(plan, plait_plan_destroy);
     check(planned, error, "plan");
     if ((plan != nullptr) != (planned == PLAIT_OK)) throw Failure("a plan without success, or success without a plan");

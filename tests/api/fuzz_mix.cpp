@@ -35,7 +35,9 @@ PremixCase choose_premix(Random& random) {
     c.lens = random_lengths(random.seed(), p.batch, static_cast<int32_t>(longest));
     c.tail = random.between(0, 3);
     if (random.chance(50)) {
-      for (const int32_t length : c.lens) c.other_lens.push_back(length + static_cast<int32_t>(random.between(0, 9)));
+      for (const int32_t length : c.lens) {
+        c.other_lens.push_back(random.chance(15) ? 0 : length + static_cast<int32_t>(random.between(0, 9)));
+      }
     }
   }
   if (random.chance(60)) {
