@@ -1,6 +1,7 @@
 // plait_fuzz: as many random problems as asked for, each from its own seed; prints those that fail.
 // Called by developers, also under sanitizers: plait_fuzz --cases 10000 --seed 1 [--only attention]
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <exception>
 
 #include "api/fuzz.hpp"
@@ -30,6 +31,7 @@ int main(int argc, char** argv) {
     } catch (const std::exception& error) {
       ++failed;
       fmt::print("--only {} --seed {} --cases 1: {}\n", fuzzer->name, i, error.what());
+      std::fflush(stdout);  // a sanitizer may end the next case
     }
   }
   fmt::print("{} cases, {} failed\n", ran, failed);
