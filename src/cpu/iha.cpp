@@ -74,14 +74,15 @@ MixBlock block_at(const MixShape& shape, int64_t index) {
   return {index / shape.blocks_per_batch(), begin, std::min(shape.block_positions(), shape.seqlen - begin)};
 }
 
-// Where position `n` stands in the rotary tables.
+// Where position `n` stands in the rotary tables; -1, not turned, in a sequence without keys: it sees nothing.
 int64_t rope_position(const MixContext& context, int64_t n) {
   const PremixProblem& p = *context.premix;
   if (!p.packed) return n + p.rope_offset;
   const int32_t *cu = context.rope->cu_seqlens, *other = context.rope->cu_seqlens_other;
   const int64_t i = std::upper_bound(cu, cu + p.batch + 1, static_cast<int32_t>(n)) - cu - 1;
-  const int64_t ahead = other == nullptr ? 0 : int64_t{other[i + 1]} - other[i] - (int64_t{cu[i + 1]} - cu[i]);
-  return n - cu[i] + p.rope_offset + ahead;
+  if (other == nullptr) return n - cu[i] + p.rope_offset;
+  const int64_t keys = int64_t{other[i + 1]} - other[i], length = int64_t{cu[i + 1]} - cu[i];
+  return keys == 0 ? -1 : n - cu[i] + p.rope_offset + keys - length;
 }
 
 }  // namespace
@@ -175,7 +176,7 @@ class MixWorker {
     if (c_.rope == nullptr || c_.premix->rope_index != RopeIndex::kToken) return;
     for (int64_t i = 0; i < block.count && block.begin + i < c_.end; ++i) {
       const int64_t position = rope_position(c_, block.begin + i);
-      if (position < 0) continue;  // a query of a sequence without keys: it sees nothing
+      if (position < 0) continue;
       rotation_.load(c_.rope->cos, c_.rope->sin, position, direction);
       for (int64_t row = 0; row < shape_.in; ++row) rotation_.turn(rows + row * stride_ + i * padded(shape_.dim));
     }
@@ -186,7 +187,7 @@ class MixWorker {
     if (c_.rope == nullptr || c_.premix->rope_index != RopeIndex::kRow) return;
     for (int64_t i = 0; i < block.count && block.begin + i < c_.end; ++i) {
       const int64_t position = rope_position(c_, block.begin + i);
-      if (position < 0) continue;  // as above
+      if (position < 0) continue;
       for (int64_t p = 0; p < shape_.y_pseudo; ++p) {
         rotation_.load(c_.rope->cos, c_.rope->sin, position * shape_.y_pseudo + p, direction);
         for (int64_t row = p; row < shape_.out; row += shape_.y_pseudo) {

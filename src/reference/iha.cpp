@@ -18,7 +18,8 @@ Span span_at(const PremixProblem& problem, const PremixTensors& t, int64_t index
   const int64_t begin = t.cu_seqlens[index], length = t.cu_seqlens[index + 1] - begin;
   int64_t first = problem.rope_offset;
   if (t.cu_seqlens_other != nullptr) {
-    first += static_cast<int64_t>(t.cu_seqlens_other[index + 1]) - t.cu_seqlens_other[index] - length;
+    const int64_t keys = static_cast<int64_t>(t.cu_seqlens_other[index + 1]) - t.cu_seqlens_other[index];
+    first = keys == 0 ? -length : first + keys - length;  // without keys: before row 0, whatever the offset
   }
   return {0, begin, length, first};
 }

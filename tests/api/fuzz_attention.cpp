@@ -188,7 +188,7 @@ struct Bars {
     const double logit = 1 + 3 * scale * gain * dims;  // rounding of a score of this size
     const double ds = 2 * logit * (dims_v + 1);        // dP and delta
     const double lanes = std::sqrt(1.0 + static_cast<double>(p.seqlen_q * p.rows_per_position() * p.heads_q));
-    constexpr double kEpsilon = 2e-6;
+    constexpr double kEpsilon = 3e-6;
     const double p_sum = chosen.external ? 2 : 1;
     out = kEpsilon * logit;
     lse = kEpsilon * logit;
