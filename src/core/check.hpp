@@ -37,6 +37,10 @@ void check_same_device(Named tensor, Named like);
 void check_extent(Named tensor, int axis, int64_t expected, const std::string& why);
 void check_shape(Named tensor, std::initializer_list<int64_t> shape, const std::string& why);
 void check_floating(Named tensor);
+// Query heads must be a multiple of key/value heads; `argument` names the tensor of the latter.
+void check_head_groups(const char* argument, int64_t heads_q, int64_t heads_kv);
+// Checks sinks [heads_q] and puts them into the problem, whose heads_q and dtype are set.
+void set_sinks(const TensorView& view, const Named& q, AttentionProblem& problem, AttentionTensors& tensors);
 void check_head_dim(const char* argument, int64_t head_dim);
 
 // Throws when two outputs, or an output and an input, share memory, or when an output overlaps itself.

@@ -51,11 +51,7 @@ void validate_shapes(const AttentionArgs& args, const Axes& axes) {
     check_extent(k, axes.pseudo, extent(args.q, axes.pseudo), "the pseudo-heads P of q");
     check_extent(v, axes.pseudo, extent(args.q, axes.pseudo), "the pseudo-heads P of q");
   }
-  const int64_t heads_q = extent(args.q, axes.heads), heads_kv = extent(args.k, axes.heads);
-  if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
-    refuse("k", fmt::format("got {} key/value heads for {} query heads, expected a divisor of {}", heads_kv, heads_q,
-                            heads_q));
-  }
+  check_head_groups("k", extent(args.q, axes.heads), extent(args.k, axes.heads));
 }
 
 void validate_extras(const AttentionArgs& args, AttentionProblem& problem, AttentionTensors& tensors) {
@@ -74,15 +70,7 @@ void validate_extras(const AttentionArgs& args, AttentionProblem& problem, Atten
     tensors.cu_seqlens_q = static_cast<const int32_t*>(cu_q.view->data);
     tensors.cu_seqlens_kv = static_cast<const int32_t*>(cu_k.view->data);
   }
-  problem.has_sinks = args.sinks.has_value();
-  if (args.sinks) {
-    const Named sinks = named("sinks", *args.sinks);
-    check_shape(sinks, {problem.heads_q}, "one logit per query head");
-    check_dtype(sinks, {problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32}, "convert the sinks");
-    check_same_device(sinks, q);
-    tensors.sinks = args.sinks->data;
-    tensors.sinks_stride = args.sinks->stride[0];
-  }
+  if (args.sinks) set_sinks(*args.sinks, q, problem, tensors);
 }
 
 // Everything about the inputs; the caller adds the outputs.
@@ -204,6 +192,23 @@ void set_options(const AttentionOptions& options, const TensorView& q, Attention
            fmt::format("got {} for {} inputs, expected the dtype of the inputs, or float32 from float16 or bfloat16",
                        dtype_name(problem.out_dtype), dtype_name(problem.dtype)));
   }
+}
+
+void check_head_groups(const char* argument, int64_t heads_q, int64_t heads_kv) {
+  if (heads_kv == 0 ? heads_q != 0 : heads_q % heads_kv != 0) {
+    refuse(argument, fmt::format("got {} key/value heads for {} query heads, expected a divisor of {}", heads_kv,
+                                 heads_q, heads_q));
+  }
+}
+
+void set_sinks(const TensorView& view, const Named& q, AttentionProblem& problem, AttentionTensors& tensors) {
+  const Named sinks = named("sinks", view);
+  check_shape(sinks, {problem.heads_q}, "one logit per query head");
+  check_dtype(sinks, {problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32}, "convert the sinks");
+  check_same_device(sinks, q);
+  problem.has_sinks = true;
+  tensors.sinks = view.data;
+  tensors.sinks_stride = view.stride[0];
 }
 
 void set_outputs(const AttentionArgs& args, const AttentionOutputs& outputs, const AttentionProblem& problem,

@@ -75,10 +75,7 @@ void validate_shapes(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheTe
     check_extent(k, cache_axes.pseudo, attention.pseudo_heads, "the pseudo-heads P of w_q");
     check_extent(v, cache_axes.pseudo, attention.pseudo_heads, "the pseudo-heads P of w_q");
   }
-  if (attention.heads_kv == 0 ? attention.heads_q != 0 : attention.heads_q % attention.heads_kv != 0) {
-    refuse("k_cache", fmt::format("got {} key/value heads for {} query heads, expected a divisor of {}",
-                                  attention.heads_kv, attention.heads_q, attention.heads_q));
-  }
+  check_head_groups("k_cache", attention.heads_q, attention.heads_kv);
   const int64_t rows = extent(args.k_cache, cache_axes.seqlen);
   if (paged && rows < 1) refuse("k_cache", "got pages of 0 keys, expected a page size of at least 1");
   attention.page_size = paged ? rows : 0;
@@ -133,18 +130,6 @@ void validate_indices(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheT
   }
 }
 
-void validate_sinks(const KvCacheArgs& args, KvCacheProblem& problem, KvCacheTensors& tensors) {
-  if (!args.sinks) return;
-  const Named sinks = named("sinks", *args.sinks);
-  check_shape(sinks, {problem.attention.heads_q}, "one logit per query head");
-  check_dtype(sinks, {problem.attention.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32},
-              "convert the sinks");
-  check_same_device(sinks, named("q", args.q));
-  problem.attention.has_sinks = true;
-  tensors.attention.sinks = args.sinks->data;
-  tensors.attention.sinks_stride = args.sinks->stride[0];
-}
-
 // The weights of IHA; fills P before the caches are checked.
 void validate_weights(const IhaKvCacheArgs& args, KvCacheProblem& problem, KvCacheTensors& tensors) {
   problem.iha = true;
@@ -187,7 +172,7 @@ ValidatedKvCache validate_inputs(const KvCacheArgs& args, const IhaKvCacheArgs* 
   set_options(args.options, args.q, attention);
   if (iha != nullptr) check_weights(*iha, result.problem);
   validate_indices(args, result.problem, result.tensors);
-  validate_sinks(args, result.problem, result.tensors);
+  if (args.sinks) set_sinks(*args.sinks, named("q", args.q), attention, result.tensors.attention);
   validate_rope(args, result.problem, result.tensors);
   return result;
 }
