@@ -1,9 +1,13 @@
 # One place for what every target of the project is compiled with.
 # Called by each CMakeLists.txt: plait_target(name) after add_library or add_executable.
 function(plait_target name)
-  target_compile_options(${name} PRIVATE -Wall -Wextra -Wshadow)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow>
+                                         $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
   if(PLAIT_WERROR)
-    target_compile_options(${name} PRIVATE -Werror)
+    # ptxas warns of spills, of ignored setmaxnreg and of serialised wgmma: all of them cost speed in silence.
+    target_compile_options(
+      ${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+                      $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error>)
   endif()
   if(PLAIT_SANITIZE)
     target_compile_options(${name} PRIVATE -fsanitize=${PLAIT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)

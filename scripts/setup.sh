@@ -3,6 +3,8 @@
 # Called by make and .ci/run. Does nothing twice. Usage: scripts/setup.sh [env | build | all]
 #   PYTHON        the Python to make .venv from (default python3)
 #   PLAIT_WERROR  ON makes compiler warnings errors
+#   PLAIT_CUDA    ON, OFF or AUTO (default: where the machine has nvcc 13 or an NVIDIA GPU)
+#   PLAIT_CUDA_ARCHITECTURES  GPUs to build for (default: this machine's, else 90a-real)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
@@ -82,9 +84,35 @@ make_venv() {
   esac
 }
 
+has_gpu() { [ -e /proc/driver/nvidia/version ] && nvidia-smi > /dev/null 2>&1; }
+
+# Whether the machine's own nvcc is CUDA 13 or newer.
+has_nvcc() {
+  local major
+  major=$(nvcc --version 2> /dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p')
+  [ "${major:-0}" -ge 13 ]
+}
+
+# Whether nvcc comes from the Python packages of requirements/cuda.txt.
+cuda_from_pip() {
+  case "${PLAIT_CUDA:-AUTO}" in
+    OFF) return 1 ;;
+    ON) ! has_nvcc ;;
+    *) ! has_nvcc && has_gpu ;;
+  esac
+}
+
+# The GPUs to build for, in CMake's words: this machine's, else Hopper. wgmma and setmaxnreg need 90a.
+cuda_architectures() {
+  local capability=90
+  if has_gpu; then capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .); fi
+  if [ "$capability" = 90 ]; then capability=90a; fi
+  echo "${PLAIT_CUDA_ARCHITECTURES:-$capability-real}"
+}
+
 python_packages() {
   local stamp="$venv/.plait-requirements" now
-  now=$(cat requirements/*.txt | sha256sum)
+  now=$(cat requirements/*.txt <(cuda_from_pip && echo cuda) | sha256sum)
   if [ "$(cat "$stamp" 2> /dev/null)" = "$now" ]; then return; fi
   local pip=("$venv/bin/python" -m pip --disable-pip-version-check install -q)
   if ! "$venv/bin/python" -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)' 2> /dev/null; then
@@ -94,31 +122,44 @@ python_packages() {
   fi
   say "installing the pinned Python packages"
   "${pip[@]}" -r requirements/build.txt -r requirements/bench.txt -r requirements/dev.txt
+  if cuda_from_pip; then
+    say "installing nvcc 13.0 into $venv"
+    "${pip[@]}" -r requirements/cuda.txt
+  fi
   echo "$now" > "$stamp"
 }
 
 build_package() {
-  local stamp=$build/.plait-built werror=${PLAIT_WERROR:-OFF}
+  local stamp=$build/.plait-built werror=${PLAIT_WERROR:-OFF} cuda=${PLAIT_CUDA:-AUTO} arch config
+  arch=$(cuda_architectures)
+  config="$werror $cuda $arch"
   local sources=(CMakeLists.txt pyproject.toml cmake include src bindings tools python tests "$venv/.plait-requirements")
-  if [ "$(cat "$stamp" 2> /dev/null)" = "$werror" ] && [ -x "$venv/bin/plait" ] &&
+  if [ "$(cat "$stamp" 2> /dev/null)" = "$config" ] && [ -x "$venv/bin/plait" ] &&
     [ -z "$(find "${sources[@]}" -newer "$stamp" -not -name '__pycache__' -not -name '*.pyc' -print -quit)" ]; then
     return
   fi
   PATH="$PWD/$venv/bin:$PATH"
-  if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+  if command -v ccache > /dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache; fi
+  if cuda_from_pip; then
+    local toolkit
+    toolkit=$(echo "$PWD/$venv"/lib/python3*/site-packages/nvidia/cu13)
+    export CUDACXX=$toolkit/bin/nvcc LIBRARY_PATH="$toolkit/lib${LIBRARY_PATH:+:$LIBRARY_PATH}"
+  fi
   say "building libplait, the plait command, the torch shim and the tests"
   mkdir -p "$build"
   local begun
   begun=$(mktemp "$build/.plait-begun.XXXXXX")
   cmake -S . -B "$build" -G Ninja -DPLAIT_TESTS=ON -DPLAIT_PACKAGE=ON -DPLAIT_TORCH=AUTO -DPLAIT_WERROR="$werror" \
+    -DPLAIT_CUDA="$cuda" -DCMAKE_CUDA_ARCHITECTURES="$arch" \
     -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
     -DPython_EXECUTABLE="$PWD/$venv/bin/python" > "$build/configure.log" 2>&1 ||
     { cat "$build/configure.log" >&2; fail "cmake could not configure the build (above)"; }
   cmake --build "$build"
   python -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e . -C build-dir="$build" \
-    -C cmake.define.PLAIT_TESTS=ON -C cmake.define.PLAIT_WERROR="$werror"
+    -C cmake.define.PLAIT_TESTS=ON -C cmake.define.PLAIT_WERROR="$werror" -C cmake.define.PLAIT_CUDA="$cuda" \
+    -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch"
   # Anything edited while this ran is newer than the stamp and builds next time.
-  echo "$werror" > "$begun.text" && touch -r "$begun" "$begun.text" && mv "$begun.text" "$stamp" && rm "$begun"
+  echo "$config" > "$begun.text" && touch -r "$begun" "$begun.text" && mv "$begun.text" "$stamp" && rm "$begun"
 }
 
 case "${1:-all}" in

@@ -67,7 +67,7 @@ Tensor empty_out(const AttentionArgs& args) {
   std::vector<int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
   if (args.options.mode == HeadMode::kJoint) shape.pop_back();
   shape.back() = args.v.shape[args.v.rank - 1];
-  return empty_ordered(shape, args.options.out_dtype.value_or(q.dtype), q, args.cu_seqlens_q ? 0 : 1);
+  return empty_ordered("q", shape, args.options.out_dtype.value_or(q.dtype), q, args.cu_seqlens_q ? 0 : 1);
 }
 
 Tensor empty_lse(const AttentionArgs& args) {
@@ -80,15 +80,21 @@ Tensor empty_lse(const AttentionArgs& args) {
     const bool bhsd = args.options.layout == Layout::kBhsd;
     shape = {q.shape[0], q.shape[bhsd ? 1 : 2], q.shape[bhsd ? 2 : 1] * per_position};
   }
-  return empty(shape, lse_dtype(q.dtype), q);
+  return empty("q", shape, lse_dtype(q.dtype), q);
 }
 
-TensorView zeros_like(const TensorView& view) {
+TensorView expanded_zeros(const TensorView& like) {
   alignas(8) static const unsigned char kZero[8] = {};  // zero in every dtype
-  TensorView zeros = view;
+  TensorView zeros = like;
   zeros.data = const_cast<unsigned char*>(kZero);
   zeros.stride.fill(0);
   return zeros;
+}
+
+Zeros::Zeros(const TensorView& like, bool needed) : view(expanded_zeros(like)) {
+  if (!needed || like.device.kind == DeviceKind::kCpu) return;
+  memory = empty("out", {1}, like.dtype, like);
+  view.data = torch::stable::zero_(*memory).data_ptr();
 }
 
 void attention_forward(Reader& reader, StableIValue* results) {
@@ -96,8 +102,8 @@ void attention_forward(Reader& reader, StableIValue* results) {
   const AttentionArgs args = inputs.args();
   const Plan plan = plan_attention_forward(args, device_of("q", args.q));
   const Tensor out = empty_out(args), lse = empty_lse(args);
-  const Workspace workspace(plan);
-  attention_forward(args, {view_of("out", out), view_of("lse", lse)}, plan, workspace.data, torch_executor());
+  const Workspace workspace(plan, args.q.device);
+  attention_forward(args, {view_of("out", out), view_of("lse", lse)}, plan, workspace.data, executor_of(args.q));
   results[0] = from(out);
   results[1] = from(lse);
 }
@@ -111,18 +117,18 @@ void attention_backward(Reader& reader, StableIValue* results) {
   args.forward = inputs.args();
   args.out = view_of("out", out);
   args.lse = view_of("lse", lse);
-  args.dout = dout ? view_of("dout", *dout) : zeros_like(args.out);
+  const Zeros zeros(args.out, !dout);
+  args.dout = dout ? view_of("dout", *dout) : zeros.view;
   args.dlse = view_of("dlse", dlse);
   const Plan plan = plan_attention_backward(args, device_of("q", args.forward.q));
-  const Tensor dq = torch::stable::empty_like(inputs.q), dk = torch::stable::empty_like(inputs.k),
-               dv = torch::stable::empty_like(inputs.v);
+  const Tensor dq = empty_like("q", inputs.q), dk = empty_like("k", inputs.k), dv = empty_like("v", inputs.v);
   // Ops cannot return "no tensor": without sinks dsinks is empty.
-  const Tensor dsinks = inputs.sinks ? torch::stable::empty_like(*inputs.sinks)
-                                     : empty({0}, lse_dtype(args.forward.q.dtype), args.forward.q);
+  const Tensor dsinks = inputs.sinks ? empty_like("sinks", *inputs.sinks)
+                                     : empty("sinks", {0}, lse_dtype(args.forward.q.dtype), args.forward.q);
   const AttentionGrads grads{view_of("dq", dq), view_of("dk", dk), view_of("dv", dv),
                              inputs.sinks ? std::optional(view_of("dsinks", dsinks)) : std::nullopt};
-  const Workspace workspace(plan);
-  attention_backward(args, grads, plan, workspace.data, torch_executor());
+  const Workspace workspace(plan, args.out.device);
+  attention_backward(args, grads, plan, workspace.data, executor_of(args.out));
   results[0] = from(dq);
   results[1] = from(dk);
   results[2] = from(dv);
@@ -133,10 +139,10 @@ void merge_states_forward(Reader& reader, StableIValue* results) {
   const MergeInputs inputs = read_merge(reader);
   const MergeViews views = views_of(inputs);
   const TensorView& first = views.outs[0];
-  const Tensor out =
-      empty_ordered({first.shape.begin(), first.shape.begin() + first.rank}, first.dtype, first, inputs.packed ? 0 : 1);
-  const Tensor lse = torch::stable::empty_like(inputs.lses[0]);
-  merge_states(views.args, {view_of("out", out), view_of("lse", lse)}, torch_executor(), torch_workers());
+  const Tensor out = empty_ordered("outs", {first.shape.begin(), first.shape.begin() + first.rank}, first.dtype, first,
+                                   inputs.packed ? 0 : 1);
+  const Tensor lse = empty_like("lses", inputs.lses[0]);
+  merge_states(views.args, {view_of("out", out), view_of("lse", lse)}, executor_of(first), torch_workers());
   results[0] = from(out);
   results[1] = from(lse);
 }
@@ -150,13 +156,14 @@ void merge_states_backward(Reader& reader, StableIValue* results) {
   std::vector<Tensor> douts, dlses;
   std::vector<TensorView> dout_views, dlse_views;
   for (size_t part = 0; part < inputs.outs.size(); ++part) {
-    douts.push_back(torch::stable::empty_like(inputs.outs[part]));
-    dlses.push_back(torch::stable::empty_like(inputs.lses[part]));
+    douts.push_back(empty_like("outs", inputs.outs[part]));
+    dlses.push_back(empty_like("lses", inputs.lses[part]));
     dout_views.push_back(view_of("douts", douts.back()));
     dlse_views.push_back(view_of("dlses", dlses.back()));
   }
-  merge_states_backward(views.args, outputs, dout ? view_of("dout", *dout) : zeros_like(outputs.out),
-                        view_of("dlse", dlse), dout_views.data(), dlse_views.data(), torch_executor(), torch_workers());
+  const Zeros zeros(outputs.out, !dout);
+  merge_states_backward(views.args, outputs, dout ? view_of("dout", *dout) : zeros.view, view_of("dlse", dlse),
+                        dout_views.data(), dlse_views.data(), executor_of(outputs.out), torch_workers());
   results[0] = from(douts);
   results[1] = from(dlses);
 }

@@ -2,6 +2,8 @@
 // Called by every op of this folder.
 #include "convert.hpp"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -42,9 +44,18 @@ int32_t torch_device(DeviceKind kind) {
   return kind == DeviceKind::kCuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
 }
 
+[[noreturn]] void refuse_memory(const char* name, const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  throw Error(ErrorCode::kUnsupported, name,
+              "torch cannot allocate a result of shape [" + text +
+                  "] (its elements have memory of their own, also where the inputs are expanded); use a smaller batch "
+                  "or length, or free memory");
+}
+
 // `order`: the axes from the slowest to the fastest.
-Tensor empty_in_order(const std::vector<int64_t>& shape, const std::vector<size_t>& order, int32_t dtype,
-                      Device device) {
+Tensor empty_in_order(const char* name, const std::vector<int64_t>& shape, const std::vector<size_t>& order,
+                      int32_t dtype, Device device) {
   std::vector<int64_t> stride(shape.size());
   int64_t step = 1;
   for (size_t i = shape.size(); i-- > 0;) {
@@ -52,8 +63,10 @@ Tensor empty_in_order(const std::vector<int64_t>& shape, const std::vector<size_
     step *= std::max<int64_t>(shape[order[i]], 1);
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), stride.data(),
-                                                  dtype, torch_device(device.kind), device.index, &handle));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), stride.data(), dtype,
+                               torch_device(device.kind), device.index, &handle) != AOTI_TORCH_SUCCESS) {
+    refuse_memory(name, shape);
+  }
   return Tensor(handle);
 }
 
@@ -65,6 +78,23 @@ Enum parse(const char* argument, const Text& text, const std::pair<const char*, 
     legal += (legal.empty() ? "'" : ", '") + std::string(name) + "'";
   }
   throw Error(ErrorCode::kInvalidArgument, argument, "got '" + text.value + "', expected one of " + legal);
+}
+
+// torch's current stream of a GPU. The function is in libtorch_cuda, which a CPU-only torch does not have, so it is
+// looked up in the library that `import torch` loaded.
+void* current_stream(int32_t device) {
+  using GetStream = AOTITorchError (*)(int32_t, void**);
+  static const auto get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr ? nullptr
+                              : reinterpret_cast<GetStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  }();
+  if (get == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "device", "this torch has no CUDA streams; install torch with CUDA");
+  }
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(get(device, &stream));
+  return stream;
 }
 
 struct Task {
@@ -131,29 +161,40 @@ DType dtype_of(ScalarType type) {
   }
 }
 
-Tensor empty(const std::vector<int64_t>& shape, DType dtype, const TensorView& like) {
+Tensor empty(const char* name, const std::vector<int64_t>& shape, DType dtype, const TensorView& like) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
-  return empty_in_order(shape, order, torch_dtype(dtype), like.device);
+  return empty_in_order(name, shape, order, torch_dtype(dtype), like.device);
 }
 
-Tensor empty_ordered(const std::vector<int64_t>& shape, DType dtype, const TensorView& like, size_t axis) {
+Tensor empty_ordered(const char* name, const std::vector<int64_t>& shape, DType dtype, const TensorView& like,
+                     size_t axis) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
   if (axis + 1 < shape.size() && like.stride[axis] < like.stride[axis + 1]) std::swap(order[axis], order[axis + 1]);
-  return empty_in_order(shape, order, torch_dtype(dtype), like.device);
+  return empty_in_order(name, shape, order, torch_dtype(dtype), like.device);
 }
 
-Workspace::Workspace(const Plan& plan) {
+Tensor empty_like(const char* name, const Tensor& like) {
+  try {
+    return torch::stable::empty_like(like);
+  } catch (const std::runtime_error&) {
+    refuse_memory(name, {like.sizes().begin(), like.sizes().end()});
+  }
+}
+
+Workspace::Workspace(const Plan& plan, Device device) {
   if (plan.workspace_bytes == 0) return;
-  const Device device{plan.device.kind, 0};
-  tensor = empty_in_order({plan.workspace_bytes}, {0}, aoti_torch_dtype_uint8(), device);
+  tensor = empty_in_order("workspace", {plan.workspace_bytes}, {0}, aoti_torch_dtype_uint8(), device);
   data = tensor->data_ptr();
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % kWorkspaceAlignBytes == 0,
                   "plait: torch's allocator returned a workspace that is not 64-byte aligned");
 }
 
-Executor torch_executor() { return {&run_on_torch, nullptr}; }
+Executor executor_of(const TensorView& tensor) {
+  const bool gpu = tensor.device.kind == DeviceKind::kCuda;
+  return {&run_on_torch, nullptr, gpu ? current_stream(tensor.device.index) : nullptr};
+}
 
 int32_t torch_workers() {
   uint32_t threads = 1;
@@ -163,10 +204,10 @@ int32_t torch_workers() {
 
 DeviceInfo device_of(const char* name, const TensorView& tensor) {
   if (tensor.device.kind == DeviceKind::kCpu) return DeviceInfo::host(torch_workers());
-  const std::string where = tensor.device.kind == DeviceKind::kCuda ? "a CUDA device" : "a device";
+  if (tensor.device.kind == DeviceKind::kCuda) return DeviceInfo::cuda(tensor.device.index);
   throw Error(ErrorCode::kUnsupported, name,
-              "is on " + where + " for which this build has no backend (cuda: none, cpu: built); move the tensors to " +
-                  "the CPU, or use torch.nn.functional.scaled_dot_product_attention");
+              "is on a device that is neither cpu nor cuda; move the tensors, or use "
+              "torch.nn.functional.scaled_dot_product_attention");
 }
 
 Layout parse_layout(const Text& text) {
@@ -196,13 +237,14 @@ IhaCacheKind parse_cache_kind(const Text& text) {
 }
 
 std::optional<Rope> rope_of(const std::optional<TensorView>& cos, const std::optional<TensorView>& sin,
-                            const Text& style) {
-  const RopeStyle parsed = parse_rope_style(style);
+                            const Text& style, const Text& index, int64_t offset) {
+  const RopeStyle parsed_style = parse_rope_style(style);
+  const RopeIndex parsed_index = parse_rope_index(index);
   if (cos.has_value() != sin.has_value()) {
     throw Error(ErrorCode::kInvalidArgument, "rope", "got one table, expected both cos and sin");
   }
   if (!cos) return std::nullopt;
-  return Rope{*cos, *sin, parsed, RopeIndex::kToken, 0};
+  return Rope{*cos, *sin, parsed_style, parsed_index, offset};
 }
 
 AttentionOptions RawOptions::parse() const {

@@ -31,20 +31,24 @@ std::optional<TensorView> view_of(const char* name, const MaybeTensor& tensor);
 
 DType dtype_of(ScalarType type);
 
-// An uninitialised row-major tensor on the device of `like`.
-Tensor empty(const std::vector<int64_t>& shape, DType dtype, const TensorView& like);
+// An uninitialised row-major tensor on the device of `like`. `name`: the argument that a lack of memory is put down to.
+Tensor empty(const char* name, const std::vector<int64_t>& shape, DType dtype, const TensorView& like);
 // The same, but `axis` and `axis + 1` (heads and positions) lie in memory in the order that they have in `like`:
 // transposed inputs give transposed outputs.
-Tensor empty_ordered(const std::vector<int64_t>& shape, DType dtype, const TensorView& like, size_t axis);
+Tensor empty_ordered(const char* name, const std::vector<int64_t>& shape, DType dtype, const TensorView& like,
+                     size_t axis);
+// The same shape and order of strides as `like`, as torch.empty_like makes it.
+Tensor empty_like(const char* name, const Tensor& like);
 // Bytes for a plan; the pointer is 64-byte aligned, null for 0 bytes.
 struct Workspace {
-  explicit Workspace(const Plan& plan);
+  Workspace(const Plan& plan, Device device);
   std::optional<Tensor> tensor;
   void* data = nullptr;
 };
 
-Executor torch_executor();  // torch's intra-op threads
-int32_t torch_workers();    // their number
+// torch's intra-op threads, and on a GPU torch's current stream of the device of `tensor`.
+Executor executor_of(const TensorView& tensor);
+int32_t torch_workers();  // the number of those threads
 
 // The machine that `tensor` is on, with torch's threads. Refuses a device for which this build has no backend.
 DeviceInfo device_of(const char* name, const TensorView& tensor);
@@ -55,9 +59,9 @@ PseudoMask parse_mask(const Text& text);
 RopeStyle parse_rope_style(const Text& text);
 RopeIndex parse_rope_index(const Text& text);
 IhaCacheKind parse_cache_kind(const Text& text);
-// The rotation by position that two tables ask for; none without tables.
+// The rotation that two tables ask for; none without tables, but style and index are checked all the same.
 std::optional<Rope> rope_of(const std::optional<TensorView>& cos, const std::optional<TensorView>& sin,
-                            const Text& style);
+                            const Text& style, const Text& index = {"token"}, int64_t offset = 0);
 
 // The options of attention ops, read in schema order: mode, mask, causal, window_left, window_right, scale, softcap,
 // deterministic, split_size, strategy, backend, out_dtype, layout.

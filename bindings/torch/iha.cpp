@@ -16,13 +16,7 @@ struct PremixInputs {
     PremixArgs args;
     args.x = view_of("x", x);
     args.w = view_of("w", w);
-    if (cos.has_value() != sin.has_value()) {
-      throw Error(ErrorCode::kInvalidArgument, "rope", "got one table, expected both cos and sin");
-    }
-    if (cos) {
-      args.rope = Rope{view_of("cos", *cos), view_of("sin", *sin), parse_rope_style(rope_style),
-                       parse_rope_index(rope_index), rope_offset};
-    }
+    args.rope = rope_of(view_of("rope cos", cos), view_of("rope sin", sin), rope_style, rope_index, rope_offset);
     args.cu_seqlens = view_of("cu_seqlens", cu_seqlens);
     args.cu_seqlens_other = view_of("cu_seqlens_other", cu_seqlens_other);
     args.layout = parse_layout(layout);
@@ -60,9 +54,9 @@ void premix_forward(Reader& reader, StableIValue* results) {
   const Plan plan = plan_premix_forward(args, device_of("x", args.x));
   std::vector<int64_t> shape(args.x.shape.begin(), args.x.shape.begin() + args.x.rank);
   shape.insert(shape.end() - 1, args.w.shape[1]);
-  const Tensor y = empty_ordered(shape, args.x.dtype, args.x, args.cu_seqlens ? 0 : 1);
-  const Workspace workspace(plan);
-  premix_forward(args, view_of("y", y), plan, workspace.data, torch_executor());
+  const Tensor y = empty_ordered("x", shape, args.x.dtype, args.x, args.cu_seqlens ? 0 : 1);
+  const Workspace workspace(plan, args.x.device);
+  premix_forward(args, view_of("y", y), plan, workspace.data, executor_of(args.x));
   results[0] = from(y);
 }
 
@@ -71,10 +65,10 @@ void premix_backward(Reader& reader, StableIValue* results) {
   const PremixInputs inputs = read_premix(reader);
   const PremixArgs args = inputs.args();
   const Plan plan = plan_premix_backward(args, device_of("x", args.x));
-  const Tensor dx = torch::stable::empty_like(inputs.x), dw = torch::stable::empty_like(inputs.w);
-  const Workspace workspace(plan);
+  const Tensor dx = empty_like("x", inputs.x), dw = empty_like("w", inputs.w);
+  const Workspace workspace(plan, args.x.device);
   premix_backward(args, view_of("dy", dy), view_of("dx", dx), view_of("dw", dw), plan, workspace.data,
-                  torch_executor());
+                  executor_of(args.x));
   results[0] = from(dx);
   results[1] = from(dw);
 }
@@ -85,9 +79,9 @@ void collapse_forward(Reader& reader, StableIValue* results) {
   const Plan plan = plan_collapse_forward(args, device_of("x", args.x));
   std::vector<int64_t> shape(args.x.shape.begin(), args.x.shape.begin() + args.x.rank);
   shape.erase(shape.end() - 2);
-  const Tensor y = empty_ordered(shape, args.x.dtype, args.x, args.packed ? 0 : 1);
-  const Workspace workspace(plan);
-  collapse_forward(args, view_of("y", y), plan, workspace.data, torch_executor());
+  const Tensor y = empty_ordered("x", shape, args.x.dtype, args.x, args.packed ? 0 : 1);
+  const Workspace workspace(plan, args.x.device);
+  collapse_forward(args, view_of("y", y), plan, workspace.data, executor_of(args.x));
   results[0] = from(y);
 }
 
@@ -96,10 +90,10 @@ void collapse_backward(Reader& reader, StableIValue* results) {
   const CollapseInputs inputs = read_collapse(reader);
   const CollapseArgs args = inputs.args();
   const Plan plan = plan_collapse_backward(args, device_of("x", args.x));
-  const Tensor dx = torch::stable::empty_like(inputs.x), dr = torch::stable::empty_like(inputs.r);
-  const Workspace workspace(plan);
+  const Tensor dx = empty_like("x", inputs.x), dr = empty_like("collapse", inputs.r);
+  const Workspace workspace(plan, args.x.device);
   collapse_backward(args, view_of("dy", dy), view_of("dx", dx), view_of("dr", dr), plan, workspace.data,
-                    torch_executor());
+                    executor_of(args.x));
   results[0] = from(dx);
   results[1] = from(dr);
 }

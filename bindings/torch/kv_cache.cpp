@@ -20,8 +20,8 @@ void run(const Args& args, const KvCacheArgs& attention, StableIValue* results,
          void (*call)(const Args&, const AttentionOutputs&, const Plan&, void*, const Executor&)) {
   const Plan plan = plan_call(args, device_of("q", attention.q));
   const Tensor out = empty_out(plain_args(attention)), lse = empty_lse(plain_args(attention));
-  const Workspace workspace(plan);
-  call(args, {view_of("out", out), view_of("lse", lse)}, plan, workspace.data, torch_executor());
+  const Workspace workspace(plan, attention.q.device);
+  call(args, {view_of("out", out), view_of("lse", lse)}, plan, workspace.data, executor_of(attention.q));
   results[0] = from(out);
   results[1] = from(lse);
 }
@@ -46,7 +46,7 @@ void attention_with_kvcache(Reader& reader, StableIValue* results) {
   args.cache_seqlens = view_of("cache_seqlens", cache_seqlens);
   args.block_table = view_of("block_table", block_table);
   args.cache_batch_idx = view_of("cache_batch_idx", cache_batch_idx);
-  args.rope = rope_of(view_of("cos", cos), view_of("sin", sin), rope_style);
+  args.rope = rope_of(view_of("rope cos", cos), view_of("rope sin", sin), rope_style);
   args.sinks = view_of("sinks", sinks);
   run(args, args, results, &plait::plan_attention_with_kvcache, &plait::attention_with_kvcache);
 }
@@ -71,7 +71,7 @@ void iha_attention_with_kvcache(Reader& reader, StableIValue* results) {
   attention.v_cache = view_of("v_cache", v_cache);
   attention.cache_seqlens = view_of("cache_seqlens", cache_seqlens);
   attention.cache_batch_idx = view_of("cache_batch_idx", cache_batch_idx);
-  attention.rope = rope_of(view_of("cos", cos), view_of("sin", sin), rope_style);
+  attention.rope = rope_of(view_of("rope cos", cos), view_of("rope sin", sin), rope_style);
   attention.sinks = view_of("sinks", sinks);
   args.w_q = view_of("w_q", w_q);
   args.w_k = view_of("w_k", w_k);

@@ -29,7 +29,13 @@ void flop_matched_window(Reader& reader, StableIValue* results);
 Tensor empty_out(const AttentionArgs& args);
 Tensor empty_lse(const AttentionArgs& args);
 
-// dout where autograd has none: zero everywhere, without memory. All strides are 0.
-TensorView zeros_like(const TensorView& view);
+// dout where autograd has none: one zero with strides 0, in host memory: to be planned with, or read by the CPU.
+TensorView expanded_zeros(const TensorView& like);
+// The same on the device of `like`.
+struct Zeros {
+  Zeros(const TensorView& like, bool needed);
+  MaybeTensor memory;
+  TensorView view;
+};
 
 }  // namespace plait::torch_shim

@@ -93,13 +93,13 @@ void plan_attention(Reader& reader, StableIValue* results) {
     AttentionBackwardArgs args;
     args.forward = read_attention(slots, options);
     const DeviceInfo device =
-        device_name.value.empty() ? device_of("q", args.forward.q) : DeviceInfo::by_name(device_name.value);
+        device_name.value.empty() ? device_of("q", args.forward.q) : DeviceInfo::named(device_name.value);
     if (!device_name.value.empty()) move_to(device, args.forward);
     if (!backward) return plan_attention_forward(args.forward, device).explain();
     args.out = slots.required("out");
     args.lse = slots.required("lse");
     const std::optional<TensorView> dout = slots.next("dout");
-    args.dout = dout ? *dout : zeros_like(args.out);
+    args.dout = dout ? *dout : expanded_zeros(args.out);
     args.dlse = slots.next("dlse");
     if (!device_name.value.empty()) args.out.device = args.lse.device = args.dout.device = {device.kind, 0};
     return plan_attention_backward(args, device).explain();
@@ -116,11 +116,8 @@ void plan_premix(Reader& reader, StableIValue* results) {
     PremixArgs args;
     args.x = slots.required("x");
     args.w = slots.required("w");
-    const std::optional<TensorView> cos = slots.next("cos"), sin = slots.next("sin");
-    if (cos.has_value() != sin.has_value()) {
-      throw Error(ErrorCode::kInvalidArgument, "rope", "got one table, expected both cos and sin");
-    }
-    if (cos) args.rope = Rope{*cos, *sin, parse_rope_style(style), parse_rope_index(index), offset};
+    const std::optional<TensorView> cos = slots.next("rope cos"), sin = slots.next("rope sin");
+    args.rope = rope_of(cos, sin, style, index, offset);
     args.cu_seqlens = slots.next("cu_seqlens");
     args.cu_seqlens_other = slots.next("cu_seqlens_other");
     args.layout = parse_layout(layout);
@@ -157,7 +154,7 @@ void plan_attention_with_kvcache(Reader& reader, StableIValue* results) {
     args.cache_seqlens = slots.required("cache_seqlens");
     args.block_table = slots.next("block_table");
     args.cache_batch_idx = slots.next("cache_batch_idx");
-    const std::optional<TensorView> cos = slots.next("cos"), sin = slots.next("sin");
+    const std::optional<TensorView> cos = slots.next("rope cos"), sin = slots.next("rope sin");
     args.rope = rope_of(cos, sin, rope_style);
     args.sinks = slots.next("sinks");
     return plait::plan_attention_with_kvcache(args, device_of("q", args.q)).explain();
@@ -182,7 +179,7 @@ void plan_iha_attention_with_kvcache(Reader& reader, StableIValue* results) {
     args.w_v = slots.required("w_v");
     attention.cache_seqlens = slots.required("cache_seqlens");
     attention.cache_batch_idx = slots.next("cache_batch_idx");
-    const std::optional<TensorView> cos = slots.next("cos"), sin = slots.next("sin");
+    const std::optional<TensorView> cos = slots.next("rope cos"), sin = slots.next("rope sin");
     attention.rope = rope_of(cos, sin, rope_style);
     attention.sinks = slots.next("sinks");
     args.kind = parse_cache_kind(cache_kind);

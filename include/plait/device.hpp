@@ -1,5 +1,6 @@
-// What the planner knows of a machine, and how the CPU backend gets its threads.
-// Called by user code (DeviceInfo::host, Executor) and by plan(), which never touches a device itself.
+// What the planner knows of a machine, and how a call gets its threads (CPU) or its stream (CUDA).
+// Called by user code (DeviceInfo::host, DeviceInfo::cuda, Executor) and by plan(), which never touches a device
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +25,30 @@ struct DeviceInfo {
 
   // The CPU of this machine with `workers` threads (0: all cores the process may use).
   static DeviceInfo host(int32_t workers = 0);
+  // The GPU that CUDA numbers `index`. Throws Error("device"): kUnsupported in a build without CUDA or for a GPU older
+  // than compute capability 7.5, kDevice when there is no such GPU or no driver for CUDA 13 (580 or newer).
+  static DeviceInfo cuda(int32_t index = 0);
+  // GPUs that DeviceInfo::cuda can name; 0 without a GPU, a driver or CUDA in the build. Never throws.
+  static int32_t cuda_count() noexcept;
   // A device by catalog name ("cpu", "h200", "a100", "l4", "t4", ...). Throws Error("device") listing the names.
   static DeviceInfo by_name(std::string_view name);
   static std::vector<std::string> known_names();
+  // As by_name, and "cuda" or "cuda:1" for a GPU of this machine.
+  static DeviceInfo named(std::string_view name);
 };
 
-// Runs `body(arg, worker)` once for every worker in [0, workers), in parallel if it can, and returns when all are done.
-// A body never throws. Results never depend on the number of workers or on their order.
+// CPU: runs `body(arg, worker)` once for every worker in [0, workers), in parallel if it can, and returns when all are
+// done. A body never throws. Results never depend on the number of workers or on their order.
+// CUDA: kernels are launched on `stream` of the tensors' device, and the call returns without waiting for them.
 struct Executor {
   void (*run)(void* context, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg) = nullptr;
   void* context = nullptr;
+  void* stream = nullptr;  // a cudaStream_t; null: the default stream
 
   // Plain std::thread workers, started and joined per call.
   static Executor threads();
+  // For calls on CUDA tensors: no threads.
+  static Executor on_stream(void* stream) { return {nullptr, nullptr, stream}; }
 };
 
 }  // namespace plait

@@ -14,6 +14,7 @@ enum class ErrorCode : int32_t {
   kInvalidArgument = 1,  // a value, shape, dtype or combination that the contract forbids
   kUnsupported = 2,      // legal, but no built backend or the chosen one cannot serve it
   kInternal = 3,         // a bug in this library
+  kDevice = 4,           // the GPU or its driver refused a call (CUDA error in the message)
 };
 
 // Thrown by every refusal. `argument()` is the name of the offending argument as the public API spells it;

@@ -35,7 +35,8 @@ Plan plan_attention_with_kvcache(const KvCacheArgs& args, const DeviceInfo& devi
 
 // Appends k_new and v_new to the caches in place (the only inputs ever written), then attends. Where the host can read
 // them (CPU), lengths past the cache, cache rows and page ids outside it, and two sequences that append to one slot
-// are errors, and then nothing has been written.
+// are errors, and then nothing has been written. Sequences may share rows and pages to read, but all appends come
+// first: that none lands where another sequence of the call reads is the caller's to see to.
 void attention_with_kvcache(const KvCacheArgs& args, const AttentionOutputs& outputs, const Plan& plan, void* workspace,
                             const Executor& executor);
 

@@ -21,7 +21,8 @@ typedef enum plait_status {
   PLAIT_OK = 0,
   PLAIT_INVALID_ARGUMENT = 1, /* a value, shape, dtype or combination that the contract forbids */
   PLAIT_UNSUPPORTED = 2,      /* legal, but no built backend can serve it */
-  PLAIT_INTERNAL = 3          /* a bug in the library, or no memory for the plan */
+  PLAIT_INTERNAL = 3,         /* a bug in the library, or no memory for the plan */
+  PLAIT_DEVICE = 4            /* the GPU or its driver refused a call */
 } plait_status;
 
 typedef struct plait_error {
@@ -176,17 +177,20 @@ typedef struct plait_kvcache {
 } plait_kvcache;
 #define PLAIT_KVCACHE_INIT {sizeof(plait_kvcache), PLAIT_OPTIONS_INIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* A device to plan for: a catalog name ("cpu", "h200", ...), and for the CPU the number of workers (0: all cores). */
+/* A device to plan for: "cpu" with its number of workers (0: all cores), "cuda" or "cuda:1" for a GPU of this machine,
+ * or the catalog name of one that need not be present ("h200", ...). */
 typedef struct plait_device {
   const char* name;
   int32_t workers;
 } plait_device;
 
-/* Runs body(arg, worker) once for each worker in [0, workers), in parallel if it can, and returns when all are done.
- * A null executor, or a null `run`, means plain threads of the library. */
+/* CPU: runs body(arg, worker) once for each worker in [0, workers), in parallel if it can, and returns when all are
+ * done. A null executor, or a null `run`, means plain threads of the library. CUDA: kernels go to `stream` of the
+ * tensors' device (a cudaStream_t; null: the default stream), without waiting. */
 typedef struct plait_executor {
   void (*run)(void* context, int32_t workers, void (*body)(void* arg, int32_t worker), void* arg);
   void* context;
+  void* stream;
 } plait_executor;
 
 /* What a plan is for. */

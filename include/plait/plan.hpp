@@ -36,6 +36,8 @@ const char* strategy_name(Strategy strategy);  // "split_q"
 const char* op_name(Op op);                    // "attention_forward"
 Backend parse_backend(std::string_view name);  // throws Error("backend") listing the names
 Strategy parse_strategy(std::string_view name);
+// Whether this build has its kernels. A plan can be made for a backend that is not built, to be read.
+bool backend_is_built(Backend backend);
 
 // Same problem, device and build give the same plan. Valid for every call with the same shapes, dtypes, strides-free
 // options; a run function refuses a plan that was made for another problem.

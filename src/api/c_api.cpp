@@ -25,6 +25,7 @@ static_assert(PLAIT_MAX_RANK == kMaxRank);
 static_assert(PLAIT_INT32 == static_cast<int>(DType::kInt32) && PLAIT_FLOAT64 == static_cast<int>(DType::kFloat64));
 static_assert(PLAIT_BACKEND_CUDA_SM90 == static_cast<int>(Backend::kCudaSm90));
 static_assert(PLAIT_SPLIT_D == static_cast<int>(Strategy::kSplitD));
+static_assert(PLAIT_DEVICE == static_cast<int>(ErrorCode::kDevice));
 static_assert(PLAIT_KVCACHE_FORWARD == static_cast<int>(Op::kKvCacheForward));
 
 [[noreturn]] void invalid(const char* argument, const std::string& message) {
@@ -129,6 +130,13 @@ AttentionOptions options(const plait_options& c) {
   if (c.struct_size != sizeof(plait_options)) {
     invalid("struct_size", fmt::format("got {} in options; start from PLAIT_OPTIONS_INIT", c.struct_size));
   }
+  for (const int64_t value : c.reserved) {
+    if (value != 0) {
+      invalid("reserved", fmt::format("got {} in options, expected 0: this library has no such option; start from "
+                                      "PLAIT_OPTIONS_INIT, or use the library of your header",
+                                      value));
+    }
+  }
   AttentionOptions o;
   o.mode = checked(c.mode, HeadMode::kInterleaved, "mode");
   o.mask = checked(c.mask, PseudoMask::kToken, "mask");
@@ -206,14 +214,17 @@ std::variant<KvCacheArgs, IhaKvCacheArgs> any_kvcache_args(const plait_kvcache& 
 DeviceInfo device_info(const plait_device* device) {
   if (device == nullptr || device->name == nullptr) invalid("device", "is missing (null); \"cpu\" is always there");
   if (device->workers < 0) invalid("workers", fmt::format("got {}, expected 0 (all cores) or more", device->workers));
-  DeviceInfo info = DeviceInfo::by_name(device->name);
+  DeviceInfo info = DeviceInfo::named(device->name);
   if (info.kind == DeviceKind::kCpu && device->workers > 0) info.workers = device->workers;
   return info;
 }
 
 Executor executor_of(const plait_executor* executor) {
-  if (executor == nullptr || executor->run == nullptr) return Executor::threads();
-  return {executor->run, executor->context};
+  Executor chosen = Executor::threads();
+  if (executor == nullptr) return chosen;
+  if (executor->run != nullptr) chosen = {executor->run, executor->context};
+  chosen.stream = executor->stream;
+  return chosen;
 }
 
 Plan make(plait_op op, const void* params, const DeviceInfo& device) {

@@ -4,24 +4,24 @@
 #include "core/check.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
 
 namespace plait {
 namespace {
 
-void check_host(const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
-  api::check_executor(executor);
-  if (outputs.out.device.kind != DeviceKind::kCpu) {
-    throw Error(ErrorCode::kUnsupported, "outs",
-                "got tensors on a GPU, and merge_states has no kernel for one in this build; move them to the CPU");
-  }
-  if (workers < 1) refuse("workers", fmt::format("got {}, expected at least 1", workers));
+// Whether the tensors are on a GPU; on the CPU the executor must be able to run `workers`.
+bool on_gpu(const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
+  const DeviceKind kind = outputs.out.device.kind;
+  api::check_executor(executor, kind);
+  if (kind != DeviceKind::kCuda && workers < 1) refuse("workers", fmt::format("got {}, expected at least 1", workers));
+  return kind == DeviceKind::kCuda;
 }
 
 }  // namespace
 
 void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
   validate(args, outputs);
-  check_host(outputs, executor, workers);
+  if (on_gpu(outputs, executor, workers)) return cuda::merge_states(args, outputs, executor);
   cpu::merge_states(args, outputs, executor, workers);
 }
 
@@ -30,7 +30,9 @@ void merge_states_backward(const MergeArgs& args, const AttentionOutputs& output
                            const Executor& executor, int32_t workers) {
   const TensorView* from_lse = view_of(dlse);
   validate(args, outputs, dout, from_lse, {douts, dlses, args.parts, args.layout, args.packed});
-  check_host(outputs, executor, workers);
+  if (on_gpu(outputs, executor, workers)) {
+    return cuda::merge_states_backward(args, outputs, dout, from_lse, douts, dlses, executor);
+  }
   cpu::merge_states_backward(args, outputs, dout, from_lse, douts, dlses, executor, workers);
 }
 

@@ -8,6 +8,7 @@
 
 #include "catalog/catalog.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
 #include "reference/reference.hpp"
 
 namespace plait::api {
@@ -46,9 +47,13 @@ void run_cpu(const Plan& plan, const CollapseProblem& problem, const CollapseTen
                                                                                         workspace, executor);
 }
 
-constexpr std::array<Implementation, 2> kImplementations{{
+constexpr std::array<Implementation, 4> kImplementations{{
     {Backend::kCpu, cpu::plan_attention, cpu::plan_premix, cpu::plan_collapse, cpu::plan_kvcache, run_cpu, run_cpu,
      run_cpu, cpu::attention_with_kvcache},
+    {Backend::kCudaMma, cuda::plan_attention, cuda::plan_premix, cuda::plan_collapse, nullptr, cuda::run_attention,
+     cuda::run_premix, cuda::run_collapse, nullptr},
+    {Backend::kCudaNaive, cuda::plan_attention, cuda::plan_premix, cuda::plan_collapse, cuda::plan_kvcache,
+     cuda::run_attention, cuda::run_premix, cuda::run_collapse, cuda::run_kvcache},
     {Backend::kReference, nullptr, nullptr, nullptr, nullptr, run_reference, run_reference, run_reference,
      run_reference},
 }};
@@ -57,14 +62,14 @@ constexpr std::array<Implementation, 2> kImplementations{{
 
 Registry registry() { return kImplementations; }
 
-void check_executor(const Executor& executor) {
-  if (executor.run == nullptr) {
+void check_executor(const Executor& executor, DeviceKind device) {
+  if (device == DeviceKind::kCpu && executor.run == nullptr) {
     throw Error(ErrorCode::kInvalidArgument, "executor", "has no run function; use Executor::threads() or your own");
   }
 }
 
 void check_plan(const Plan& plan, uint64_t fingerprint, const void* workspace, const Executor& executor) {
-  check_executor(executor);
+  check_executor(executor, plan.device.kind);
   if (plan.fingerprint != fingerprint) {
     throw Error(ErrorCode::kInvalidArgument, "plan",
                 "was made for other shapes, dtypes or options; plan again with the arguments of this call");

@@ -10,6 +10,6 @@ Registry registry();
 
 // Throws unless `plan` was made for the problem with this fingerprint, and its workspace and an executor are there.
 void check_plan(const Plan& plan, uint64_t fingerprint, const void* workspace, const Executor& executor);
-void check_executor(const Executor& executor);
+void check_executor(const Executor& executor, DeviceKind device);
 
 }  // namespace plait::api

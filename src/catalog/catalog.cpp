@@ -13,28 +13,66 @@ constexpr uint32_t kWholeContract =
     kCausalWindow | kSoftcap | kSinks | kPacked | kPseudoHeads | kOutFloat32 | kDeterministic;
 constexpr uint32_t kCacheContract = (kWholeContract & ~kPacked) | kKvCache | kPaged;
 
+constexpr uint32_t kMmaFloat16Bit = kMmaFloat16 ? bit(DType::kFloat16) : 0u;
+constexpr uint32_t kMmaDtypes = kMmaFloat16Bit | (kMmaBFloat16 ? bit(DType::kBFloat16) : 0u);
+constexpr uint32_t kMixFeatures = kPacked | kDeterministic;
+
 constexpr Support row(Backend backend, Op op, uint32_t dtypes, uint32_t features, uint32_t strategies) {
   return {backend, op, DeviceKind::kCpu, 0, dtypes, features, strategies, kMaxHeadDim, 1};
 }
 
-constexpr std::array<Support, 14> kSupports{{
+constexpr Support naive_row(Op op, uint32_t features, uint32_t strategies) {
+  return {Backend::kCudaNaive, op, DeviceKind::kCuda, kTuring, kFloats, features, strategies, kMaxHeadDim, 1};
+}
+
+constexpr Support mma_attention(Op op, int32_t capability, uint32_t dtypes, uint32_t strategies) {
+  return {Backend::kCudaMma, op,         DeviceKind::kCuda, capability,         dtypes,
+          kWholeContract,    strategies, kMmaMaxHeadDim,    kMmaHeadDimMultiple};
+}
+
+constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
+  return {Backend::kCudaMma, op, DeviceKind::kCuda, capability,          dtypes,
+          kMixFeatures,      0,  kMaxHeadDim,       kMmaHeadDimMultiple, kMmaMaxMixedHeads,
+          kMmaMaxPseudoHeads};
+}
+
+constexpr std::array kSupports{
     row(Backend::kCpu, Op::kAttentionForward, kFloats, kWholeContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     row(Backend::kCpu, Op::kAttentionBackward, kFloats, kWholeContract, 0),
-    row(Backend::kCpu, Op::kPremixForward, kFloats, kPacked | kDeterministic, 0),
-    row(Backend::kCpu, Op::kPremixBackward, kFloats, kPacked | kDeterministic, 0),
-    row(Backend::kCpu, Op::kCollapseForward, kFloats, kPacked | kDeterministic, 0),
-    row(Backend::kCpu, Op::kCollapseBackward, kFloats, kPacked | kDeterministic, 0),
+    row(Backend::kCpu, Op::kPremixForward, kFloats, kMixFeatures, 0),
+    row(Backend::kCpu, Op::kPremixBackward, kFloats, kMixFeatures, 0),
+    row(Backend::kCpu, Op::kCollapseForward, kFloats, kMixFeatures, 0),
+    row(Backend::kCpu, Op::kCollapseBackward, kFloats, kMixFeatures, 0),
     row(Backend::kCpu, Op::kKvCacheForward, kFloats, kCacheContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
+    mma_attention(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitQ)),
+    mma_attention(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitQ)),
+    mma_attention(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
+    mma_attention(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
+    mma_mix(Op::kPremixForward, kAmpere, kMmaDtypes),
+    mma_mix(Op::kPremixForward, kTuring, kMmaFloat16Bit),
+    mma_mix(Op::kPremixBackward, kAmpere, kMmaDtypes),
+    mma_mix(Op::kPremixBackward, kTuring, kMmaFloat16Bit),
+    mma_mix(Op::kCollapseForward, kAmpere, kMmaDtypes),
+    mma_mix(Op::kCollapseForward, kTuring, kMmaFloat16Bit),
+    mma_mix(Op::kCollapseBackward, kAmpere, kMmaDtypes),
+    mma_mix(Op::kCollapseBackward, kTuring, kMmaFloat16Bit),
+    naive_row(Op::kAttentionForward, kWholeContract, bit(Strategy::kSplitQ)),
+    naive_row(Op::kAttentionBackward, kWholeContract, 0),
+    naive_row(Op::kPremixForward, kMixFeatures, 0),
+    naive_row(Op::kPremixBackward, kMixFeatures, 0),
+    naive_row(Op::kCollapseForward, kMixFeatures, 0),
+    naive_row(Op::kCollapseBackward, kMixFeatures, 0),
+    naive_row(Op::kKvCacheForward, kCacheContract, bit(Strategy::kSplitQ)),
     row(Backend::kReference, Op::kAttentionForward, kFloatsAnd64, kWholeContract, 0),
     row(Backend::kReference, Op::kAttentionBackward, kFloatsAnd64, kWholeContract, 0),
-    row(Backend::kReference, Op::kPremixForward, kFloatsAnd64, kPacked | kDeterministic, 0),
-    row(Backend::kReference, Op::kPremixBackward, kFloatsAnd64, kPacked | kDeterministic, 0),
-    row(Backend::kReference, Op::kCollapseForward, kFloatsAnd64, kPacked | kDeterministic, 0),
-    row(Backend::kReference, Op::kCollapseBackward, kFloatsAnd64, kPacked | kDeterministic, 0),
+    row(Backend::kReference, Op::kPremixForward, kFloatsAnd64, kMixFeatures, 0),
+    row(Backend::kReference, Op::kPremixBackward, kFloatsAnd64, kMixFeatures, 0),
+    row(Backend::kReference, Op::kCollapseForward, kFloatsAnd64, kMixFeatures, 0),
+    row(Backend::kReference, Op::kCollapseBackward, kFloatsAnd64, kMixFeatures, 0),
     row(Backend::kReference, Op::kKvCacheForward, kFloatsAnd64, kCacheContract, 0),
-}};
+};
 
 }  // namespace
 

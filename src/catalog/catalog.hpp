@@ -2,9 +2,11 @@
 // Called by the planner (core/plan.cpp), the tests and `plait doctor`; always built, for every backend.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "catalog/built_variants.hpp"
 #include "plait/plan.hpp"
 #include "plait/tensor.hpp"
 
@@ -38,15 +40,32 @@ struct Support {
   uint32_t strategies;  // bit(Strategy)
   int64_t max_head_dim;
   int64_t head_dim_multiple;
+  int64_t max_mixed_heads = 0;  // premix and collapse: source heads, and pseudo-heads; 0: any number
+  int64_t max_pseudo_heads = 0;
 };
 
-// Every implementation of this build, in the order in which kAuto tries them (reference last, never chosen by kAuto).
+// Every implementation that plait has, in the order in which kAuto tries them (reference last, never chosen by kAuto).
+// Those of CUDA are here in a build without CUDA too, so that it can plan for a GPU elsewhere.
 std::span<const Support> supports();
 
 // Tiles of the CPU backend.
 inline constexpr int64_t kCpuTileM = 64;
 inline constexpr int64_t kCpuTileN = 128;
 inline constexpr int64_t kMaxHeadDim = 1024;
+// cuda_mma: head dims are multiples of kMmaHeadDimMultiple; the last bucket of its attention kernels is its limit.
+inline constexpr int64_t kMmaHeadDimMultiple = 8;
+inline constexpr int64_t kMmaMaxHeadDim = kMmaHeadDims.back();
+// The bucket whose kernels serve a head dim, by zero fill; head_dim at most kMmaMaxHeadDim.
+constexpr int head_dim_bucket(int64_t head_dim) {
+  size_t index = 0;
+  while (kMmaHeadDims[index] < head_dim) ++index;
+  return kMmaHeadDims[index];
+}
+inline constexpr int64_t kMmaMaxMixedHeads = 64;
+inline constexpr int64_t kMmaMaxPseudoHeads = 16;
+// Turing has the tensor-core instructions for float16 only.
+inline constexpr int32_t kTuring = 75;
+inline constexpr int32_t kAmpere = 80;
 inline constexpr int64_t kWorkspaceAlignBytes = 64;
 
 }  // namespace plait::catalog

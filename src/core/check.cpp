@@ -168,7 +168,8 @@ void check_same_device(Named tensor, Named like) {
     const char* kind = device.kind == DeviceKind::kCpu    ? "cpu"
                        : device.kind == DeviceKind::kCuda ? "cuda"
                                                           : "another device";
-    return device.kind == DeviceKind::kCuda ? fmt::format("{}:{}", kind, device.index) : std::string(kind);
+    const bool indexed = device.kind == DeviceKind::kCuda || device.index != 0;
+    return indexed ? fmt::format("{}:{}", kind, device.index) : std::string(kind);
   };
   if (tensor.view->device.kind == DeviceKind::kOther) {
     refuse(tensor.name, "got a device that is neither cpu nor cuda; move the tensors to one of these");

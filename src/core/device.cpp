@@ -40,6 +40,6 @@ DeviceInfo DeviceInfo::host(int32_t workers) {
   return info;
 }
 
-Executor Executor::threads() { return {run_threads, nullptr}; }
+Executor Executor::threads() { return {run_threads, nullptr, nullptr}; }
 
 }  // namespace plait

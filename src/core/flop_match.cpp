@@ -21,7 +21,7 @@ void require_positive(const char* argument, int64_t value) {
 FlopMatch flop_matched_window(int64_t seqlen, int64_t pseudo_heads, HeadMode mode, int64_t tile) {
   // Bounds that keep every product below in 64 bits and the tile count loop short.
   constexpr int64_t kMaxSeqlen = int64_t{1} << 32, kMaxTiles = int64_t{1} << 24;
-  require_positive("seqlen", seqlen);
+  require_positive("N", seqlen);
   require_positive("P", pseudo_heads);
   require_positive("tile", tile);
   if (mode == HeadMode::kPlain) {
@@ -36,7 +36,7 @@ FlopMatch flop_matched_window(int64_t seqlen, int64_t pseudo_heads, HeadMode mod
   }
   if (seqlen > kMaxSeqlen || tile > kMaxSeqlen || pseudo_heads > kMaxTiles || seqlen / tile > kMaxTiles ||
       (seqlen / tile + 1) * pseudo_heads > kMaxTiles) {
-    throw Error(ErrorCode::kInvalidArgument, "seqlen",
+    throw Error(ErrorCode::kInvalidArgument, "N",
                 fmt::format("got {} with P = {} and tile = {}, expected at most 2^32 positions and 2^24 query tiles",
                             seqlen, pseudo_heads, tile));
   }

@@ -1,5 +1,5 @@
 // Every mask of the library as one interval of keys per softmax row, and what that makes of a tile.
-// Called by every backend but the reference, and by flop_match.
+// Called by every backend but the reference, in CUDA kernels too (constexpr), and by flop_match.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace plait {
 
 struct Interval {
   int64_t lo = 0, hi = 0;  // keys [lo, hi)
-  bool empty() const { return hi <= lo; }
-  bool operator==(const Interval&) const = default;
+  constexpr bool empty() const { return hi <= lo; }
+  constexpr bool operator==(const Interval&) const = default;
 };
 
 enum class TileClass { kNone, kPartial, kFull };
@@ -22,20 +22,20 @@ class RowMask {
  public:
   // rows, keys: of this sequence, already multiplied by P in interleaved mode.
   // token_group: P when the causal limit covers the row's whole token (PseudoMask::kToken), else 1.
-  RowMask(int64_t rows, int64_t keys, bool causal, int64_t left, int64_t right, int64_t token_group = 1)
+  constexpr RowMask(int64_t rows, int64_t keys, bool causal, int64_t left, int64_t right, int64_t token_group = 1)
       : keys_(keys), offset_(keys - rows), causal_(causal), left_(left), right_(right), group_(token_group) {}
 
-  static RowMask of(const AttentionProblem& problem, int64_t q_len, int64_t kv_len) {
+  static constexpr RowMask of(const AttentionProblem& problem, int64_t q_len, int64_t kv_len) {
     const int64_t per = problem.rows_per_position();
     const bool token = problem.mask == PseudoMask::kToken && problem.mode == HeadMode::kInterleaved;
     return {q_len * per, kv_len * per, problem.causal, problem.window_left, problem.window_right, token ? per : 1};
   }
 
   // Keys that row `row` sees.
-  Interval row(int64_t row) const {
+  constexpr Interval row(int64_t row) const {
     const int64_t diagonal = row + offset_;
     int64_t lo = 0, hi = keys_;
-    if (causal_) hi = std::min(hi, (floor_div(diagonal, group_) + 1) * group_);
+    if (causal_) hi = std::min(hi, group_ == 1 ? diagonal + 1 : (floor_div(diagonal, group_) + 1) * group_);
     if (right_ >= 0) hi = std::min(hi, diagonal + right_ + 1);
     if (left_ >= 0) lo = std::max(lo, diagonal - left_);
     hi = std::max<int64_t>(hi, 0);
@@ -44,25 +44,25 @@ class RowMask {
   }
 
   // Keys seen by at least one row of [row_begin, row_end): lo and hi never decrease from row to row.
-  Interval rows(int64_t row_begin, int64_t row_end) const {
+  constexpr Interval rows(int64_t row_begin, int64_t row_end) const {
     if (row_end <= row_begin) return {};
     const Interval all{row(row_begin).lo, row(row_end - 1).hi};
     return all.empty() ? Interval{} : all;
   }
 
   // The tile rows [row_begin, row_end) x keys [key_begin, key_end): seen by no row, some, or all of it.
-  TileClass classify(int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end) const {
+  constexpr TileClass classify(int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end) const {
     const Interval any = rows(row_begin, row_end);
     if (any.empty() || any.hi <= key_begin || any.lo >= key_end) return TileClass::kNone;
     const int64_t all_lo = row(row_end - 1).lo, all_hi = row(row_begin).hi;
     return all_lo <= key_begin && all_hi >= key_end ? TileClass::kFull : TileClass::kPartial;
   }
 
-  int64_t row_count() const { return keys_ - offset_; }
-  int64_t key_count() const { return keys_; }
+  constexpr int64_t row_count() const { return keys_ - offset_; }
+  constexpr int64_t key_count() const { return keys_; }
 
  private:
-  static int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+  static constexpr int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
   int64_t keys_, offset_;
   bool causal_;

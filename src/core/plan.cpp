@@ -19,6 +19,7 @@ struct Requirement {
   int64_t head_dim, head_dim_v;
   uint32_t features = 0;
   Strategy strategy = Strategy::kAuto;
+  int64_t mixed_heads = 0, pseudo_heads = 0;  // premix and collapse
 };
 
 Requirement requirement_of(const AttentionProblem& problem) {
@@ -41,11 +42,15 @@ Requirement requirement_of(const PremixProblem& problem) {
           problem.device,
           problem.head_dim,
           problem.head_dim,
-          problem.packed ? uint32_t{catalog::kPacked} : 0u};
+          problem.packed ? uint32_t{catalog::kPacked} : 0u,
+          Strategy::kAuto,
+          problem.heads,
+          problem.pseudo_heads};
 }
 
 Requirement requirement_of(const CollapseProblem& problem) {
-  return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim, problem.head_dim};
+  return {problem.op, problem.backend, problem.dtype, problem.device,      problem.head_dim, problem.head_dim,
+          0u,         Strategy::kAuto, problem.heads, problem.pseudo_heads};
 }
 
 Requirement requirement_of(const KvCacheProblem& problem) {
@@ -87,10 +92,11 @@ std::string supported_text(const catalog::Support& support) {
   for (const Strategy strategy : {Strategy::kSplitQ, Strategy::kSplitKv, Strategy::kSplitD}) {
     if (support.strategies & catalog::bit(strategy)) strategies.emplace_back(strategy_name(strategy));
   }
-  return fmt::format("{} on {}; head dims 1 to {} in multiples of {}; {}; strategies: auto{}{}", joined(dtypes),
-                     device_kind_name(support.device), support.max_head_dim, support.head_dim_multiple,
-                     joined(names_of(support.features)), strategies.empty() ? "" : ", ",
-                     strategies.empty() ? "" : joined(strategies));
+  const int64_t step = support.head_dim_multiple;
+  return fmt::format("{} on {}; head dims {} to {}{}; {}; strategies: auto{}{}", joined(dtypes),
+                     device_kind_name(support.device), step, support.max_head_dim,
+                     step > 1 ? fmt::format(" in multiples of {}", step) : "", joined(names_of(support.features)),
+                     strategies.empty() ? "" : ", ", strategies.empty() ? "" : joined(strategies));
 }
 
 std::vector<std::string> missing_from(const catalog::Support& support, const Requirement& need,
@@ -98,33 +104,45 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
   std::vector<std::string> missing = names_of(need.features & ~support.features);
   if (support.device != need.device.kind)
     missing.push_back(fmt::format("{} tensors", device_kind_name(need.device.kind)));
-  if (support.min_compute_capability > device.compute_capability) {
+  if (support.device == device.kind && support.min_compute_capability > device.compute_capability) {
     missing.push_back(fmt::format("compute capability {}", support.min_compute_capability));
   }
   if ((support.dtypes & catalog::bit(need.dtype)) == 0) missing.emplace_back(dtype_name(need.dtype));
   for (const int64_t dim : {need.head_dim, need.head_dim_v}) {
     if (dim > support.max_head_dim || dim % support.head_dim_multiple != 0)
       missing.push_back(fmt::format("head dim {}", dim));
+    if (need.head_dim_v == need.head_dim) break;
   }
+  if (support.max_mixed_heads > 0 && need.mixed_heads > support.max_mixed_heads)
+    missing.push_back(fmt::format("{} heads (at most {})", need.mixed_heads, support.max_mixed_heads));
+  if (support.max_pseudo_heads > 0 && need.pseudo_heads > support.max_pseudo_heads)
+    missing.push_back(fmt::format("{} pseudo-heads (at most {})", need.pseudo_heads, support.max_pseudo_heads));
   if (need.strategy != Strategy::kAuto && (support.strategies & catalog::bit(need.strategy)) == 0) {
     missing.push_back(fmt::format("strategy {}", strategy_name(need.strategy)));
   }
   return missing;
 }
 
-[[noreturn]] void refuse_all(const Requirement& need, const std::string& candidates) {
+// `candidates`: what each backend in question supports and lacks; empty where this build has none.
+[[noreturn]] void refuse_all(const Requirement& need, std::string candidates) {
   const bool chosen = need.backend != Backend::kAuto;
   const bool strategy_only = need.strategy != Strategy::kAuto;
   std::string way_out = "change what is missing";
-  if (need.device.kind == DeviceKind::kCuda) {
-    way_out = "this build has no CUDA backend; move the tensors to the CPU";
-  } else if (need.dtype == DType::kFloat64) {
-    way_out = "use float32, or backend reference for float64";
+  if (need.dtype == DType::kFloat64) {
+    way_out = need.device.kind == DeviceKind::kCuda
+                  ? "use float32, or move the tensors to the CPU for backend reference"
+                  : "use float32, or backend reference for float64";
+  } else if (chosen && need.backend == Backend::kReference) {
+    way_out = "move the tensors to the CPU, or use backend cuda_naive";
+  } else if (chosen && !candidates.empty() && need.backend != Backend::kCpu && need.device.kind == DeviceKind::kCpu) {
+    way_out = "move the tensors to a GPU, or use backend auto";
   } else if (strategy_only) {
     way_out = need.features & catalog::kFixedSplit ? "leave out split_size" : "use strategy auto";
   } else if (chosen) {
     way_out = "use backend auto";
   }
+  if (candidates.empty())
+    candidates = fmt::format("supported: none. missing: {} is not in this build. ", backend_name(need.backend));
   throw Error(
       ErrorCode::kUnsupported, chosen || !strategy_only ? "backend" : "strategy",
       fmt::format("{} serve this call. required: {}. {}way out: {}",
@@ -133,21 +151,24 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
 }
 
 const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
-  std::string candidates;
+  std::string candidates, last;
   for (const catalog::Support& support : catalog::supports()) {
     const bool asked = need.backend == support.backend;
-    const bool automatic = need.backend == Backend::kAuto && support.backend != Backend::kReference;
+    const bool automatic =
+        need.backend == Backend::kAuto && support.backend != Backend::kReference && support.device == need.device.kind;
     if (support.op != need.op || !(asked || automatic)) continue;
     const std::vector<std::string> missing = missing_from(support, need, device);
     if (missing.empty()) {
       reason = asked ? "backend: asked for" : "backend: the first of the catalog that serves the call";
       return support;
     }
+    // A backend's row for older GPUs adds nothing where the row before it lacks the same.
+    const std::string lacks = fmt::format("{} {}", backend_name(support.backend), joined(missing));
+    if (lacks == last) continue;
+    last = lacks;
     candidates += fmt::format("supported by {}: {}. missing: {}. ", backend_name(support.backend),
                               supported_text(support), joined(missing));
   }
-  if (candidates.empty())
-    candidates = fmt::format("supported: none. missing: {} is not in this build. ", backend_name(need.backend));
   refuse_all(need, candidates);
 }
 
@@ -190,14 +211,14 @@ Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Regist
 Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry) {
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
-  if (chosen.plan_premix != nullptr) chosen.plan_premix(problem, device, plan);
+  if (chosen.plan_premix != nullptr && problem.heads > 0) chosen.plan_premix(problem, device, plan);
   return plan;
 }
 
 Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry) {
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
-  if (chosen.plan_collapse != nullptr) chosen.plan_collapse(problem, device, plan);
+  if (chosen.plan_collapse != nullptr && problem.heads > 0) chosen.plan_collapse(problem, device, plan);
   return plan;
 }
 

@@ -51,9 +51,9 @@ struct AttentionProblem {
   Backend backend = Backend::kAuto;
 
   // Softmax rows per (batch, head): positions, or virtual rows in interleaved mode.
-  int64_t rows_per_position() const { return mode == HeadMode::kInterleaved ? pseudo_heads : 1; }
+  constexpr int64_t rows_per_position() const { return mode == HeadMode::kInterleaved ? pseudo_heads : 1; }
   // Passes over the keys that share one softmax: P in joint mode.
-  int64_t joint_passes() const { return mode == HeadMode::kJoint ? pseudo_heads : 1; }
+  constexpr int64_t joint_passes() const { return mode == HeadMode::kJoint ? pseudo_heads : 1; }
   uint64_t fingerprint() const;
 };
 

@@ -56,10 +56,6 @@ void validate_shapes(const AttentionArgs& args, const Axes& axes) {
 
 void validate_extras(const AttentionArgs& args, AttentionProblem& problem, AttentionTensors& tensors) {
   const Named q = named("q", args.q);
-  if (args.cu_seqlens_q.has_value() != args.cu_seqlens_k.has_value()) {
-    refuse(args.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q",
-           "is missing; packed input needs cu_seqlens_q and cu_seqlens_k");
-  }
   if (problem.packed) {
     const Named cu_q = named("cu_seqlens_q", *args.cu_seqlens_q), cu_k = named("cu_seqlens_k", *args.cu_seqlens_k);
     problem.batch = check_cu_seqlens(cu_q, q);
@@ -78,6 +74,10 @@ ValidatedAttention validate_inputs(const AttentionArgs& args, Op op) {
   const AttentionOptions& options = args.options;
   const Axes axes = layouts_of(args).qkv;
   validate_options(options);
+  if (args.cu_seqlens_q.has_value() != args.cu_seqlens_k.has_value()) {
+    refuse(args.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q",
+           "is missing; packed input needs cu_seqlens_q and cu_seqlens_k");
+  }
   validate_shapes(args, axes);
   ValidatedAttention result;
   AttentionProblem& problem = result.problem;

@@ -17,8 +17,6 @@ void check_source(Named x, const Axes& axes) {
   check_floating(x);
   check_same_device(x, x);
   check_head_dim(x.name, extent(*x.view, axes.dim));
-  if (extent(*x.view, axes.heads) < 1)
-    refuse(x.name, fmt::format("got no heads in {}, expected H >= 1", x.view->shape_string()));
 }
 
 // Refuses unless `tensor` has the extents of `like` on every axis they share, and `pseudo` pseudo-heads.
@@ -45,7 +43,7 @@ void check_weight_grad(Named grad, Named weight) {
 
 // Table rows that a sequence of `length` positions starting at `offset` needs.
 void check_rope_range(const PremixProblem& problem, int64_t offset, int64_t length) {
-  if (length == 0) return;
+  if (length == 0 || problem.batch == 0 || problem.heads == 0) return;
   if (offset < 0) {
     refuse(
         "rope",
@@ -235,39 +233,50 @@ ValidatedCollapse validate(const CollapseArgs& args, const TensorView* dy, const
 
 namespace {
 
-// Shapes, dtypes and devices of out, lse and of every part, without a look at who shares memory with whom.
-void check_merge(const MergeArgs& args, const AttentionOutputs& outputs) {
-  if (args.parts < 1) refuse("outs", "got no part, expected at least one");
-  const Axes axes = axes_of(args.layout, args.packed, /*pseudo=*/false);
-  const Named out = named("out", outputs.out), lse = named("lse", outputs.lse);
-  check_tensor(out, axes.rank(), axes_text(axes, "H", "S", "Dv"));
-  check_floating(out);
-  check_head_dim("outs", extent(outputs.out, axes.dim));
-  check_same_device(out, out);
-  const int64_t batch = extent(outputs.out, axes.batch), heads = extent(outputs.out, axes.heads);
-  const int64_t rows = extent(outputs.out, axes.seqlen);
-  const DType lse_type = outputs.out.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  const auto check_lse = [&](Named tensor) {
-    if (args.packed) {
-      check_shape(tensor, {heads, rows}, "[H, total]");
-    } else {
-      check_shape(tensor, {batch, heads, rows}, "[B, H, S]");
-    }
-    check_dtype(tensor, {lse_type}, "LSE is float32, or float64 for float64 outs");
-    check_same_device(tensor, out);
-  };
-  check_lse(lse);
-  for (int64_t i = 0; i < args.parts; ++i) {
-    const Named part = named("outs", args.outs[i]);
-    check_like(part, axes, out, axes, 1);
-    check_lse(named("lses", args.lses[i]));
+// The shape of every part and of the merged result, as outs[0] has it.
+struct MergeShape {
+  Axes axes;
+  Named out;
+  DType lse_dtype;
+
+  explicit MergeShape(const MergeArgs& args)
+      : axes(axes_of(args.layout, args.packed, /*pseudo=*/false)), out(named("outs", first(args))) {
+    check_tensor(out, axes.rank(), axes_text(axes, "H", "S", "Dv"));
+    check_floating(out);
+    check_head_dim("outs", extent(*out.view, axes.dim));
+    check_same_device(out, out);
+    lse_dtype = out.view->dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   }
-}
+
+  void check(Named part, Named lse) const {
+    check_like(part, axes, out, axes, 1);
+    const int64_t heads = extent(*out.view, axes.heads), rows = extent(*out.view, axes.seqlen);
+    if (axes.batch < 0) {
+      check_shape(lse, {heads, rows}, "[H, total]");
+    } else {
+      check_shape(lse, {extent(*out.view, axes.batch), heads, rows}, "[B, H, S]");
+    }
+    check_dtype(lse, {lse_dtype}, "LSE is float32, or float64 for float64 outs");
+    check_same_device(lse, out);
+  }
+
+  void check(const MergeArgs& args, const char* outs, const char* lses) const {
+    for (int64_t i = 0; i < args.parts; ++i) check(named(outs, args.outs[i]), named(lses, args.lses[i]));
+  }
+
+ private:
+  static const TensorView& first(const MergeArgs& args) {
+    if (args.parts < 1) refuse("outs", "got no part, expected at least one");
+    return args.outs[0];
+  }
+};
 
 }  // namespace
 
 void validate(const MergeArgs& args, const AttentionOutputs& outputs) {
-  check_merge(args, outputs);
+  const MergeShape shape(args);
+  shape.check(args, "outs", "lses");
+  shape.check(named("out", outputs.out), named("lse", outputs.lse));
   const Named out = named("out", outputs.out), lse = named("lse", outputs.lse);
   for (int64_t i = 0; i < args.parts; ++i) {
     check_no_alias({out, lse}, {named("outs", args.outs[i]), named("lses", args.lses[i])});
@@ -276,9 +285,11 @@ void validate(const MergeArgs& args, const AttentionOutputs& outputs) {
 
 void validate(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout, const TensorView* dlse,
               const MergeArgs& grads) {
-  check_merge(args, outputs);
-  check_merge(grads, outputs);
-  check_merge(args, {dout, dlse != nullptr ? *dlse : outputs.lse});
+  const MergeShape shape(args);
+  shape.check(args, "outs", "lses");
+  shape.check(named("out", outputs.out), named("lse", outputs.lse));
+  shape.check(named("dout", dout), dlse != nullptr ? named("dlse", *dlse) : named("lse", outputs.lse));
+  shape.check(grads, "douts", "dlses");
   for (int64_t i = 0; i < grads.parts; ++i) {
     const Named dpart = named("douts", grads.outs[i]), dpart_lse = named("dlses", grads.lses[i]);
     check_no_alias({dpart, dpart_lse},

@@ -183,6 +183,11 @@ struct SlotRun {
   auto operator<=>(const SlotRun&) const = default;
 };
 
+// The legal indices among `count` rows or pages.
+std::string range_text(int64_t count, const char* what) {
+  return count > 0 ? fmt::format("0 to {}", count - 1) : fmt::format("none: the cache has no {}", what);
+}
+
 // Lengths, rows, pages and positions, where the host can read them.
 void check_contents(const KvCacheProblem& problem, const KvCacheTensors& tensors, int64_t max_pages) {
   const AttentionProblem& attention = problem.attention;
@@ -191,22 +196,27 @@ void check_contents(const KvCacheProblem& problem, const KvCacheTensors& tensors
   std::vector<SlotRun> written;
   for (int64_t b = 0; b < attention.batch; ++b) {
     const int64_t before = cache.seqlens[b], after = before + attention.new_keys;
+    if (attention.new_keys > attention.seqlen_kv) {
+      refuse("k_new",
+             fmt::format("got {} new keys, but the cache holds {}; give {}", attention.new_keys, attention.seqlen_kv,
+                         attention.page_size > 0 ? "block_table more columns" : "it more positions"));
+    }
     if (before < 0 || after > attention.seqlen_kv) {
       refuse("cache_seqlens",
              fmt::format("got {} for sequence {} with {} new keys, expected 0 to {} (the cache holds {})", before, b,
                          attention.new_keys, attention.seqlen_kv - attention.new_keys, attention.seqlen_kv));
     }
     if (cache.batch_idx != nullptr && (cache.batch_idx[b] < 0 || cache.batch_idx[b] >= problem.cache_rows)) {
-      refuse("cache_batch_idx", fmt::format("got {} for sequence {}, expected a row of the cache, 0 to {}",
-                                            cache.batch_idx[b], b, problem.cache_rows - 1));
+      refuse("cache_batch_idx", fmt::format("got {} for sequence {}, expected a row of the cache, {}",
+                                            cache.batch_idx[b], b, range_text(problem.cache_rows, "rows")));
     }
     if (attention.page_size > 0) {
       const int64_t pages = (after + attention.page_size - 1) / attention.page_size;
       for (int64_t i = 0; i < std::min(pages, max_pages); ++i) {
         const int32_t page = cache.block_table[b * cache.block_stride + i];
         if (page < 0 || page >= problem.cache_rows) {
-          refuse("block_table", fmt::format("got page {} for block {} of sequence {}, expected 0 to {}", page, i, b,
-                                            problem.cache_rows - 1));
+          refuse("block_table", fmt::format("got page {} for block {} of sequence {}, expected {}", page, i, b,
+                                            range_text(problem.cache_rows, "pages")));
         }
       }
     }

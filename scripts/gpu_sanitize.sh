@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# compute-sanitizer's memcheck, racecheck and synccheck over the small problems of cuda_test; a summary last.
+# Called by `make gpu-sanitize KERNEL=x`. Builds nothing.
+#   KERNEL       part of a test's name: naive_attention, mma_attention, naive_mix, mma_mix, naive_cache,
+#                naive_bad_contents, mma_bad_contents; also naive, mma, bad_contents (default: all)
+#   TOOLS        which tools (default "memcheck racecheck synccheck")
+#   PLAIT_BUILD  the build folder (default build/dev)
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=${PLAIT_BUILD:-build/dev}
+binary=$build/tests/cuda/cuda_test
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+if [ ! -x "$binary" ] || [ ! -x "$sanitizer" ]; then
+  echo "gpu-sanitize: needs $binary and compute-sanitizer (part of CUDA)" >&2
+  exit 1
+fi
+export LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}"
+failed=0
+summary=()
+for tool in ${TOOLS:-memcheck racecheck synccheck}; do
+  begin=$SECONDS
+  log=$(mktemp)
+  "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 20 \
+    "$binary" --gtest_brief=1 --gtest_filter="CudaSmall.*${KERNEL:-}*" --exact 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
+  [ "$status" -eq 0 ] || failed=1
+  summary+=("$(printf '%-10s %s in %d s: %s' "$tool" "$([ "$status" -eq 0 ] && echo clean || echo FAILED)" \
+    "$((SECONDS - begin))" "$(grep 'SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//')")")
+  rm -f "$log"
+done
+echo
+printf '%s\n' "${summary[@]}"
+exit $failed

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Tests on the GPU of this machine: build/dev's cuda_test, then tests/python/gpu; a summary last.
+# Called by `make gpu-test`. Builds nothing: it also runs in a copy of a tree that was built elsewhere.
+# Usage: scripts/gpu_test.sh [seconds, default 300]
+#   PYTHON       the Python that has torch with CUDA (default .venv/bin/python, else python3)
+#   PLAIT_BUILD  the build folder (default build/dev)
+#   SUITES       "cpp python" (default both)
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+budget=${1:-300}
+build=${PLAIT_BUILD:-build/dev}
+suites=${SUITES:-cpp python}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+work=$(mktemp -d "${TMPDIR:-/tmp}/plait-gpu-test.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+failed=0
+summary=()
+
+left() { echo $((budget - SECONDS > 1 ? budget - SECONDS : 1)); }
+
+# name, status, log, begin: one line of the summary.
+note() {
+  local what=passed
+  if [ "$2" -eq 124 ]; then what="STOPPED, the $budget s are over"; elif [ "$2" -ne 0 ]; then what=FAILED; fi
+  [ "$2" -eq 0 ] || failed=1
+  summary+=("$(printf '%-8s %s in %d s: %s' "$1" "$what" "$((SECONDS - $4))" "$3")")
+}
+
+run_cpp() {
+  local begin=$SECONDS status binary=$build/tests/cuda/cuda_test
+  if [ ! -x "$binary" ]; then
+    note cpp 1 "no $binary; build with PLAIT_CUDA=ON PLAIT_TESTS=ON" "$begin"
+    return
+  fi
+  LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}" timeout "$(left)" \
+    "$binary" --gtest_brief=1 --seconds "$((budget / 8))" 2>&1 | tee "$work/cpp.log"
+  status=${PIPESTATUS[0]}
+  note cpp "$status" "$(grep -E '^cuda_test: | ran\.|PASSED|FAILED TEST|SKIPPED ' "$work/cpp.log" | grep -v 'listed below' |
+    sed -e 's/^\[[ =A-Z]*\] *//' | paste -s -d ';' - | cut -c 1-160)" "$begin"
+}
+
+# The package as it is installed: the sources, with the compiled libraries of the build in lib/.
+lay_out_package() {
+  mkdir -p "$work/site"
+  cp -r python/plait "$work/site/plait"
+  mkdir -p "$work/site/plait/lib" "$work/site/plait/bin"
+  cp -a "$build"/bindings/torch/libplait_torch.so "$build"/src/api/libplait.so* "$work/site/plait/lib/" &&
+    cp -a "$build"/tests/cuda/libhwy.so* "$work/site/plait/lib/" 2> /dev/null
+  cp -a "$build"/tools/cli/plait "$work/site/plait/bin/" 2> /dev/null
+  [ -f "$work/site/plait/lib/libplait_torch.so" ]
+}
+
+run_python() {
+  local begin=$SECONDS status parallel=()
+  if ! lay_out_package; then
+    note python 1 "no $build/bindings/torch/libplait_torch.so; build with PLAIT_TORCH=ON" "$begin"
+    return
+  fi
+  # A few processes: each has a CUDA context, and small kernels leave the GPU idle.
+  if "$python" -c 'import xdist' 2> /dev/null; then parallel=(-n "${WORKERS:-6}" --dist loadfile); fi
+  PYTHONPATH="$work/site:${PYTHONPATH:-}" LD_LIBRARY_PATH="$work/site/plait/lib:${LD_LIBRARY_PATH:-}" \
+    timeout "$(left)" "$python" -m pytest tests/python/gpu -q -p no:cacheprovider "${parallel[@]}" 2>&1 |
+    tee "$work/python.log"
+  status=${PIPESTATUS[0]}
+  [ "$status" -eq 5 ] && status=0 # nothing collected: no GPU
+  note python "$status" "$(tail -n 1 "$work/python.log" | tr -d '=')" "$begin"
+}
+
+for suite in $suites; do "run_$suite"; done
+echo
+echo "gpu-test on $(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1 || true)"
+printf '%s\n' "${summary[@]}"
+exit $failed

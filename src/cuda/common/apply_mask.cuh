@@ -1,0 +1,65 @@
+// What happens to score fragments of mma.m16n8k16 before the softmax: softcap, and the mask of a partial tile.
+// Called by the attention kernels of mma.
+#pragma once
+
+#include <math_constants.h>
+
+#include "core/problem.hpp"
+#include "cuda/common/softmax.cuh"
+
+namespace plait::cuda {
+
+// Raw products to the base-2 exponent that softmax works in: score * to_log2. With a softcap, or a scale that does not
+// keep the order of the scores, the products are turned into scores first.
+struct ScoreScale {
+  float scale, softcap, to_log2;
+  bool transform;
+
+  static ScoreScale of(const AttentionProblem& p) {
+    const float scale = static_cast<float>(p.scale);
+    const bool transform = p.softcap > 0.0 || !(scale > 0.0f);
+    return {scale, static_cast<float>(p.softcap), transform ? kLog2e : scale * kLog2e, transform};
+  }
+
+  // tanh(x) = 1 - 2 / (1 + e^2x): absolute error below 2e-7, which the cap multiplies.
+  __device__ __forceinline__ float score(float product) const {
+    const float x = product * scale;
+    if (softcap == 0.0f) return x;
+    return softcap - __fdividef(2.0f * softcap, 1.0f + ptx::exp2_approx(x * (2.0f * kLog2e / softcap)));
+  }
+};
+
+template <int kBlocks, int kKeyTiles>
+__device__ __forceinline__ void transform_scores(float (&scores)[kBlocks][kKeyTiles][4], const ScoreScale& scale) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[block][n][e] = scale.score(scores[block][n][e]);
+    }
+  }
+}
+
+// Keys outside their row's [lo, hi) become -inf. `bounds`: of the warp's rows, from the warp's first row on;
+// `first_key`: the key of the fragments' first column, in the same count as the bounds.
+template <int kBlocks, int kKeyTiles>
+__device__ __forceinline__ void apply_bounds(float (&scores)[kBlocks][kKeyTiles][4], const int2* bounds, int first_key,
+                                             int lane) {
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    const int2 row = bounds[8 * i + lane / 4];
+    const int lo = row.x - first_key - lane % 4 * 2, hi = row.y - first_key - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = 8 * n + e;
+        float& score = scores[i / 2][n][i % 2 * 2 + e];
+        score = column >= lo && column < hi ? score : -CUDART_INF_F;
+      }
+    }
+  }
+}
+
+}  // namespace plait::cuda

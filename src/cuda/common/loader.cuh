@@ -1,0 +1,144 @@
+// Tiles of a 16-bit tensor from global to swizzled shared memory, zeros where the tensor ends.
+// Called by the attention kernels of mma. Completion: cp_async_commit, cp_async_wait, then a barrier (all paths).
+#pragma once
+
+#include "cuda/common/rows.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/tile/swizzle.hpp"
+
+namespace plait::cuda {
+
+enum class LoadPath {
+  kRows,    // 16-byte copies, one stride from row to row
+  kGroups,  // 16-byte copies, rows in groups of `per` (interleaved pseudo-heads that do not lie back to back)
+  kAny,     // any strides and alignment, element by element
+};
+
+// How the rows of a head of q, k, v, out or dout lie: row r is at (r / per) * seq_stride + (r % per) * pseudo_stride.
+// Made on the host and read from the kernel's parameters, where it costs no registers.
+struct RowLayout {
+  int64_t seq_stride, pseudo_stride, dim_stride;
+  int32_t per;
+  int32_t dim;  // columns that exist
+  LoadPath path;
+};
+
+// `bytes`: of an element.
+inline RowLayout row_layout(const AttentionProblem& p, const CanonicalTensor& t, int64_t dim, int64_t bytes = 2) {
+  RowLayout layout{t.seq_stride,
+                   t.pseudo_stride,
+                   t.dim_stride,
+                   static_cast<int32_t>(p.rows_per_position()),
+                   static_cast<int32_t>(dim),
+                   LoadPath::kAny};
+  if (layout.per > 1 && t.seq_stride == layout.per * t.pseudo_stride) {
+    layout.seq_stride = t.pseudo_stride;
+    layout.per = 1;
+  }
+  const int64_t steps = t.batch_stride | t.head_stride | t.seq_stride | t.pseudo_stride | dim;
+  const bool vectors = t.dim_stride == 1 && steps * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  if (vectors) layout.path = layout.per == 1 ? LoadPath::kRows : LoadPath::kGroups;
+  return layout;
+}
+
+// Copies by `kThreads` threads, all of which call load() with their number `thread`.
+template <class T, int kRows, int kColumns, int kThreads>
+struct TileLoader {
+  // One pass: kWide neighbouring threads copy 16 bytes each of one row, at most 128 bytes. A thread's chunks of one row
+  // have the same swizzle; with 64 threads or more the passes have it too, so that addresses differ by constants.
+  static constexpr int kChunks = kColumns / tile::kChunkElems;
+  static constexpr int kWide = kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kGroups = kChunks / kWide;
+  static constexpr int kRowsPerPass = kThreads / kWide;
+  static constexpr int kPasses = kRows / kRowsPerPass;
+  static_assert(kChunks % kWide == 0 && kRows % kRowsPerPass == 0 && kPasses > 0);
+
+  // `base`: element 0 of row 0 of the head. Rows first_row .. first_row + kRows to the tile at shared-memory address
+  // `target`. Rows at or past `rows` (counted from first_row, may be <= 0) and columns at or past layout.dim become
+  // zeros and are not read. Rows count in 32 bits.
+  static __device__ __forceinline__ void load(uint32_t target, const RowLayout& layout, const T* base,
+                                              int64_t first_row, int rows, int thread) {
+    if (layout.path == LoadPath::kRows) {
+      load_rows(target, layout, own_chunk(layout, base, first_row, thread), rows, thread);
+    } else {
+      load_any(target, layout, base, first_row, rows, thread);
+    }
+  }
+
+  // The same for layout.path kRows in two parts, so that a loop over tiles keeps a pointer: where the thread starts in
+  // the tile at first_row, and the copies.
+  static __device__ __forceinline__ const T* own_chunk(const RowLayout& layout, const T* base, int64_t first_row,
+                                                       int thread) {
+    return base + (first_row + thread / kWide) * layout.seq_stride + thread % kWide * tile::kChunkElems;
+  }
+  static __device__ __forceinline__ void load_rows(uint32_t target, const RowLayout& layout, const T* from, int rows,
+                                                   int thread) {
+    const int row = thread / kWide, chunk = thread % kWide;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int r = row + pass * kRowsPerPass;
+      copy_row(address(target, r, chunk), from, chunk, layout.dim, r < rows);
+      from += kRowsPerPass * layout.seq_stride;
+    }
+  }
+
+  // The same for any layout.path.
+  static __device__ void load_any(uint32_t target, const RowLayout& layout, const T* base, int64_t first_row, int rows,
+                                  int thread) {
+    const int row = thread / kWide, chunk = thread % kWide;
+    const int first_position = static_cast<int>(first_row) / layout.per;
+    const int first_pseudo = static_cast<int>(first_row) - first_position * layout.per;
+#pragma unroll 1
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int r = row + pass * kRowsPerPass;
+      const int step = (first_pseudo + r) / layout.per;
+      const T* from = base + int64_t{first_position + step} * layout.seq_stride +
+                      (first_pseudo + r - step * layout.per) * layout.pseudo_stride;
+      if (layout.path != LoadPath::kAny) {
+        copy_row(address(target, r, chunk), from + chunk * tile::kChunkElems, chunk, layout.dim, r < rows);
+        continue;
+      }
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupElems + chunk * tile::kChunkElems;
+        store_chunk(address(target, r, chunk) + group * kGroupElems * sizeof(T), from, column, layout, r < rows);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kGroupElems = kWide * tile::kChunkElems;
+
+  static __device__ __forceinline__ uint32_t address(uint32_t target, int row, int chunk) {
+    return target + tile::Swizzle<kColumns>::offset(row, chunk) * sizeof(T);
+  }
+
+  // This thread's chunks of one row.
+  static __device__ __forceinline__ void copy_row(uint32_t to, const T* from, int chunk, int dim, bool inside) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupElems + chunk * tile::kChunkElems;
+      ptx::cp_async_16(to + group * kGroupElems * sizeof(T), from + group * kGroupElems, inside && column < dim);
+    }
+  }
+
+  static __device__ __forceinline__ void store_chunk(uint32_t to, const T* from, int column, const RowLayout& layout,
+                                                     bool inside) {
+    uint32_t words[tile::kChunkElems / 2];
+#pragma unroll
+    for (int i = 0; i < tile::kChunkElems / 2; ++i) {
+      const int c = column + 2 * i;
+      const uint32_t low = inside && c < layout.dim ? bits(from[c * layout.dim_stride]) : 0;
+      const uint32_t high = inside && c + 1 < layout.dim ? bits(from[(c + 1) * layout.dim_stride]) : 0;
+      words[i] = low | high << 16;
+    }
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+  }
+
+  static __device__ __forceinline__ uint32_t bits(const T& value) { return reinterpret_cast<const uint16_t&>(value); }
+};
+
+}  // namespace plait::cuda

@@ -1,0 +1,105 @@
+// Online softmax over score fragments of mma.m16n8k16: row maxima, probabilities, row sums, in log2 units.
+// Called by the forward kernels of mma.
+#pragma once
+
+#include <math_constants.h>
+
+#include <cfloat>
+
+#include "cuda/ptx/mma.cuh"
+
+namespace plait::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+// A reference is raised only when a score exceeds it by more than this, so probabilities reach at most 2^8: they keep
+// their relative precision in both 16-bit types, and fp16 ends at 2^16.
+inline constexpr float kSlackLog2 = 8.0f;
+
+// The four threads of a quad hold one row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// Rows of a warp, kRows per thread: row i of the thread is row lane / 4 + 8 i. All threads of a quad have the same
+// reference; `sum` is the thread's own part. Without any key so far: reference -FLT_MAX, which no -inf score passes,
+// sum 0.
+template <int kRows>
+struct SoftmaxRows {
+  float reference[kRows];  // log2 units: probabilities are 2^(score * to_log2 - reference)
+  float sum[kRows];
+
+  __device__ __forceinline__ SoftmaxRows() {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      reference[i] = -FLT_MAX;
+      sum[i] = 0.0f;
+    }
+  }
+
+  // Raises references so that no score exceeds its row's by more than kSlackLog2, rescaling sums and `out`. `highest`:
+  // the thread's highest score of each row; masked ones are -inf. The vote makes it one branch for the warp; no shuffle
+  // in the usual case.
+  template <int kBlocks, int kOutTiles>
+  __device__ __forceinline__ void raise(const float (&highest)[kRows], float to_log2,
+                                        float (&out)[kBlocks][kOutTiles][4]) {
+    static_assert(kRows == 2 * kBlocks);
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) above |= highest[i] * to_log2 > reference[i] + kSlackLog2;
+    if (!__any_sync(kAllLanes, above)) return;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float raised = fmaxf(reference[i], quad_max(highest[i]) * to_log2);
+      const float factor = ptx::exp2_approx(reference[i] - raised);
+      reference[i] = raised;
+      sum[i] *= factor;
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n) {
+        out[i / 2][n][i % 2 * 2] *= factor;
+        out[i / 2][n][i % 2 * 2 + 1] *= factor;
+      }
+    }
+  }
+
+  // Scores become probabilities, added to the sums.
+  template <int kBlocks, int kKeyTiles>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kBlocks][kKeyTiles][4], float to_log2) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = 2 * block + e / 2;
+          scores[block][n][e] = ptx::exp2_approx(fmaf(scores[block][n][e], to_log2, -reference[i]));
+          sum[i] += scores[block][n][e];
+        }
+      }
+    }
+  }
+};
+
+// A finished row: what its accumulators are multiplied by, and its LSE (natural log).
+struct RowResult {
+  float out_factor, lse;
+};
+
+// `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink.
+__device__ __forceinline__ RowResult finish_row(float reference, float sum, float sink) {
+  if (sink != -CUDART_INF_F) {
+    const float raised = fmaxf(reference, sink * kLog2e);
+    const float factor = ptx::exp2_approx(reference - raised);
+    const float total = sum * factor + exp2f(sink * kLog2e - raised);
+    return {sum == 0.0f ? 0.0f : factor / total, kLn2 * (raised + log2f(total))};
+  }
+  return sum == 0.0f ? RowResult{0.0f, -CUDART_INF_F} : RowResult{1.0f / sum, kLn2 * (reference + log2f(sum))};
+}
+
+}  // namespace plait::cuda

@@ -1,0 +1,65 @@
+// Chooses the order of the blocks and launches one tile's prefill kernel.
+// Called by variant.cu.in's translation units.
+#pragma once
+
+#include "cuda/mma/prefill/kernel.cuh"
+#include "cuda/mma/prefill/prefill.hpp"
+#include "cuda/runtime/launch.cuh"
+
+namespace plait::cuda::mma {
+
+// Keys and values that blocks running at the same time should share: half of an H200's or an A100's L2 cache.
+inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// Blocks in a section that keep its end short: eight times the multiprocessors of a large GPU, since the longest causal
+// tile takes twice the average.
+inline constexpr int64_t kSectionBlocks = 1056;
+
+inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows) {
+  const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
+  const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
+  const int64_t unit_bytes =
+      p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
+  const int64_t wanted = std::max({int64_t{1}, kSectionBytes / std::max(unit_bytes, int64_t{1}),
+                                   kSectionBlocks / std::max(tiles * group, int64_t{1})});
+  const int64_t sections = std::max(int64_t{1}, units / wanted);
+  return {static_cast<int>(group), static_cast<int>((units + sections - 1) / sections), static_cast<int>(tiles)};
+}
+
+template <class T, int kHeadDim, int kChoice>
+void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, cudaStream_t stream) {
+  constexpr catalog::PrefillTile kTile = catalog::prefill_tiles(kHeadDim)[kChoice];
+  static_assert(sizeof(PrefillStorage<T, kTile>) == kTile.smem_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
+  constexpr int64_t kMostRows = int64_t{1} << 30;  // rows and keys of a sequence are counted in 32 bits
+  const int64_t rows = p.seqlen_q * p.rows_per_position(), keys = p.seqlen_kv * p.rows_per_position();
+  if (rows > kMostRows || keys > kMostRows) {
+    throw Error(ErrorCode::kUnsupported, rows > kMostRows ? "q" : "k",
+                "has " + std::to_string(std::max(rows, keys)) + " softmax rows or keys per head, cuda_mma at most " +
+                    std::to_string(kMostRows));
+  }
+  const int64_t blocks = tiles_bound(p, kTile.rows(), false) * p.heads_q;
+  if (blocks == 0) return;
+  const RowLayout k = row_layout(p, t.k, p.head_dim), v = row_layout(p, t.v, p.head_dim_v);
+  const PrefillParams params{p,
+                             t,
+                             row_layout(p, t.q, p.head_dim),
+                             k,
+                             v,
+                             row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
+                             k.path == LoadPath::kRows && v.path == LoadPath::kRows,
+                             ScoreScale::of(p),
+                             prefill_order(p, kTile.rows())};
+  launch(prefill_kernel<T, kHeadDim, kChoice>, blocks, kTile.threads(), static_cast<int>(kTile.smem_bytes()), stream,
+         params);
+}
+
+template <class T, int kHeadDim>
+void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem_limit_bytes,
+                    cudaStream_t stream) {
+  if (catalog::prefill_tiles(kHeadDim)[0].fits(smem_limit_bytes)) {
+    launch_prefill_tile<T, kHeadDim, 0>(problem, tensors, stream);
+  } else {
+    launch_prefill_tile<T, kHeadDim, 1>(problem, tensors, stream);
+  }
+}
+
+}  // namespace plait::cuda::mma

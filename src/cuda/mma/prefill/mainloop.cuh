@@ -1,0 +1,244 @@
+// The key loop of the prefill kernel: two products and an online softmax per key tile, the next tile's keys and values
+// in flight. Called by kernel.cuh.
+#pragma once
+
+#include "catalog/mma_tiles.hpp"
+#include "cuda/common/apply_mask.cuh"
+#include "cuda/common/loader.cuh"
+#include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/tile/fragment.cuh"
+
+namespace plait::cuda::mma {
+
+struct PrefillParams {
+  AttentionProblem problem;
+  AttentionTensors tensors;
+  RowLayout q, k, v, out;
+  bool key_rows;  // k and v are of path kRows
+  ScoreScale score;
+  PrefillOrder order;
+};
+
+// Where a thread copies from in tile 0, if params.key_rows. In shared memory: the products need every register.
+template <class T>
+struct alignas(16) PrefillSources {
+  const T *k, *v;
+};
+
+template <class T, catalog::PrefillTile kTile>
+struct PrefillStorage {
+  alignas(128) T q[kTile.rows() * kTile.head_dim];  // each warp reads and (as staging for O) writes its own rows only
+  T k[kTile.kStages][kTile.tile_keys * kTile.head_dim];
+  T v[kTile.kStages][kTile.tile_keys * kTile.head_dim];
+  PrefillSources<T> sources[kTile.threads()];  // each thread's own
+  int2 bounds[kTile.rows()];                   // [lo, hi) of each row, counted from work.key_begin
+  alignas(kTile.kWorkBytes) PrefillWork work;
+};
+
+template <class T, catalog::PrefillTile kTile>
+struct PrefillMainloop {
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
+  static constexpr int kBlocks = kTile.warp_rows / 16;  // of 16 rows, per warp
+  static constexpr int kRows = 2 * kBlocks;             // per thread
+  static constexpr int kDepth = kHeadDim / 16;          // of 16 columns of q, k and v
+  static constexpr int kKeyBlocks = kKeys / 16;
+  static_assert(kKeys % 16 == 0 && kTile.warp_rows % 16 == 0);
+
+  using Storage = PrefillStorage<T, kTile>;
+  using Fragment = tile::Fragments<kHeadDim>;
+  using QueryLoader = TileLoader<T, kTile.warp_rows, kHeadDim, 32>;
+  using KeyLoader = TileLoader<T, kKeys, kHeadDim, kTile.threads()>;
+  using Scores = float[kBlocks][2 * kKeyBlocks][4];
+  using Output = float[kBlocks][2 * kDepth][4];
+  using Queries = uint32_t[kTile.query_in_registers ? kDepth : 1][kBlocks][4];
+
+  const PrefillParams& params;
+  Storage& storage;
+  int warp, lane;
+
+  __device__ __forceinline__ uint32_t query_address() const {
+    return ptx::shared_address(storage.q) + warp * kTile.warp_rows * kHeadDim * sizeof(T);
+  }
+
+  __device__ __forceinline__ void load_queries(const PrefillWork& work, int pass) const {
+    const int64_t per = params.problem.rows_per_position();
+    const int64_t first = int64_t{work.tile} * kTile.rows() + warp * kTile.warp_rows;
+    const int64_t offset = query_offset(params.problem, params.tensors.q, work.sequence, work.head, 0, pass);
+    QueryLoader::load(query_address(), params.q, static_cast<const T*>(params.tensors.q.data) + offset, first,
+                      static_cast<int>(min(work.sequence.q_len * per - first, int64_t{kTile.warp_rows})), lane);
+  }
+
+  // The first pass's queries and first tile.
+  __device__ __forceinline__ void start(const PrefillWork& work) const {
+    find_sources(work, 0);
+    if (work.key_count > 0) {
+      load_queries(work, 0);
+      load_tile(work, storage.sources[threadIdx.x], work.key_count, 0, 0, 0);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // All keys, behind start() and a barrier. Per tile one barrier: behind it, this tile is there for every warp and
+  // every warp has left the tile before, whose stage then takes the next one.
+  __device__ __forceinline__ void run(Output& out, SoftmaxRows<kRows>& rows) const {
+    const PrefillWork& work = storage.work;
+    const int2* bounds = storage.bounds + warp * kTile.warp_rows;
+    const int passes = static_cast<int>(params.problem.joint_passes());
+    if (work.key_count == 0) return;
+    Queries queries;
+    int stage = 0;
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+#pragma unroll 1
+      for (int first_key = 0;; first_key += kKeys) {
+        const int2 first = bounds[0], last = bounds[kTile.warp_rows - 1];
+        const PrefillSources<T> from = storage.sources[threadIdx.x];
+        const int keys_left = work.key_count - first_key - kKeys;
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        const bool next_pass = keys_left <= 0 && pass + 1 < passes;
+        if (keys_left > 0) {
+          load_tile(work, from, keys_left, pass, first_key + kKeys, stage ^ 1);
+        } else if (next_pass) {
+          find_sources(work, pass + 1);
+          load_tile(work, storage.sources[threadIdx.x], work.key_count, pass + 1, 0, stage ^ 1);
+        }
+        ptx::cp_async_commit();
+        if (kTile.query_in_registers && first_key == 0) read_queries(queries);
+        if (kTile.query_in_registers && next_pass) replace_queries(work, pass + 1);
+        if (first_key < last.y && first_key + kKeys > first.x) {  // some row of the warp sees some key
+          attend(out, rows, queries, first_key, first_key < last.x || first_key + kKeys > first.y, stage);
+        }
+        if (!kTile.query_in_registers && next_pass) replace_queries(work, pass + 1);
+        stage ^= 1;
+        if (keys_left <= 0) break;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static const T* keys_of(const CanonicalTensor& tensor, int64_t head_offset, int pass) {
+    return static_cast<const T*>(tensor.data) + head_offset + pass * tensor.pseudo_stride;
+  }
+
+  __device__ __forceinline__ void find_sources(const PrefillWork& work, int pass) const {
+    storage.sources[threadIdx.x] = {
+        KeyLoader::own_chunk(params.k, keys_of(params.tensors.k, work.k_offset, pass), work.key_begin, threadIdx.x),
+        KeyLoader::own_chunk(params.v, keys_of(params.tensors.v, work.v_offset, pass), work.key_begin, threadIdx.x)};
+  }
+
+  // `keys`: that are left from first_key on.
+  __device__ __forceinline__ void load_tile(const PrefillWork& work, const PrefillSources<T>& from, int keys, int pass,
+                                            int first_key, int stage) const {
+    const uint32_t k_target = ptx::shared_address(storage.k[stage]), v_target = ptx::shared_address(storage.v[stage]);
+    if (params.key_rows) {
+      KeyLoader::load_rows(k_target, params.k, from.k + first_key * params.k.seq_stride, keys, threadIdx.x);
+      KeyLoader::load_rows(v_target, params.v, from.v + first_key * params.v.seq_stride, keys, threadIdx.x);
+    } else {
+      KeyLoader::load_any(k_target, params.k, keys_of(params.tensors.k, work.k_offset, pass),
+                          work.key_begin + first_key, keys, threadIdx.x);
+      KeyLoader::load_any(v_target, params.v, keys_of(params.tensors.v, work.v_offset, pass),
+                          work.key_begin + first_key, keys, threadIdx.x);
+    }
+  }
+
+  __device__ __forceinline__ void read_queries(Queries& queries) const {
+    const uint32_t lanes = query_address() + Fragment::lane_bytes(lane);
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) Fragment::load(queries[d][block], lanes, block, d);
+    }
+  }
+
+  // Only the warp itself reads its queries, and has done so for the pass before.
+  __device__ __forceinline__ void replace_queries(const PrefillWork& work, int pass) const {
+    __syncwarp();
+    load_queries(work, pass);
+    ptx::cp_async_commit();
+  }
+
+  // The tile of keys from first_key on, in `stage`. partial: some row of the warp does not see all of them.
+  __device__ __forceinline__ void attend(Output& out, SoftmaxRows<kRows>& rows, const Queries& queries, int first_key,
+                                         bool partial, int stage) const {
+    const uint32_t lanes = Fragment::lane_bytes(lane), queries_at = query_address() + lanes;
+    const uint32_t keys = ptx::shared_address(storage.k[stage]) + Fragment::lane_bytes_b(lane);
+    const uint32_t values = ptx::shared_address(storage.v[stage]) + lanes;
+    Scores scores{};
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) multiply_keys(scores, queries, keys, queries_at, d);
+    if (params.score.transform) transform_scores(scores, params.score);
+    if (partial) apply_bounds(scores, storage.bounds + warp * kTile.warp_rows, first_key, lane);
+    float highest[kRows];
+    find_highest(highest, scores);
+    rows.raise(highest, params.score.to_log2, out);
+    rows.exponentiate(scores, params.score.to_log2);
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) multiply_values(out, scores, values, n);
+  }
+
+  // Columns [16 d, 16 d + 16) of q k^T.
+  __device__ __forceinline__ void multiply_keys(Scores& next, const Queries& queries, uint32_t key_lanes,
+                                                uint32_t query_lanes, int d) const {
+    uint32_t a[kBlocks][4];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if constexpr (kTile.query_in_registers) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[block][i] = queries[d][block][i];
+      } else {
+        Fragment::load(a[block], query_lanes, block, d);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      uint32_t b[4];
+      Fragment::load(b, key_lanes, n, d);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::mma_m16n8k16<T>(next[block][2 * n], a[block], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(next[block][2 * n + 1], a[block], b[2], b[3]);
+      }
+    }
+  }
+
+  // Keys [16 n, 16 n + 16) of p v; probabilities become 16-bit operands where they lie: C fragments are A fragments.
+  __device__ __forceinline__ void multiply_values(Output& out, const Scores& scores, uint32_t value_lanes,
+                                                  int n) const {
+    uint32_t a[kBlocks][4];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = scores[block][2 * n + i / 2] + i % 2 * 2;
+        a[block][i] = ptx::pack<T>(pair[0], pair[1]);
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      uint32_t b[4];
+      Fragment::load_transposed(b, value_lanes, n, d);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::mma_m16n8k16<T>(out[block][2 * d], a[block], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(out[block][2 * d + 1], a[block], b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void find_highest(float (&highest)[kRows], const Scores& scores) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float pair[2];  // two chains, for the latency
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyBlocks; ++n) {
+        const float* two = scores[i / 2][n] + i % 2 * 2;
+        const float higher = fmaxf(two[0], two[1]);
+        pair[n % 2] = n < 2 ? higher : fmaxf(pair[n % 2], higher);
+      }
+      highest[i] = fmaxf(pair[0], pair[1]);
+    }
+  }
+};
+
+}  // namespace plait::cuda::mma

@@ -1,0 +1,70 @@
+// Which rows, head and keys a block works on, in an order that starts long tiles first and shares keys in the L2 cache.
+// Called by kernel.cuh; the order is chosen by launch.cuh.
+#pragma once
+
+#include "cuda/common/rows.cuh"
+
+namespace plait::cuda::mma {
+
+// Dense problems: (batch, key head) pairs are units; the units of a section run together, longest tiles first, so that
+// their keys and values stay in the L2 cache. Packed problems have no sections.
+struct PrefillOrder {
+  int group;  // query heads of a key head
+  int units_per_section;
+  int tiles;  // dense: row tiles of a sequence; packed: tiles_bound()
+};
+
+// A row tile of one head. Kept in shared memory: only the key loop is short of registers.
+struct PrefillWork {
+  DeviceSequence sequence;
+  int head, head_kv;
+  int tile;                    // of the sequence's rows; < 0: nothing to do
+  int key_count;               // keys that any row sees ...
+  int64_t key_begin;           // ... from this one on
+  int64_t k_offset, v_offset;  // elements: key 0 of the head's first pass
+};
+
+// Which sequence, heads and tile; the keys are found later. Integer division is slow, that of 64 bits very slow.
+__device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
+                                        int tile_rows) {
+  const unsigned block = blockIdx.x, heads = static_cast<unsigned>(p.heads_q), group = order.group;
+  PrefillWork work{};
+  if (p.packed) {
+    const unsigned rank = block / heads;
+    const TileOfSequence found = find_tile(p, t, order.tiles - 1 - static_cast<int64_t>(rank), tile_rows, false);
+    work.tile = found.sequence < 0 ? -1 : static_cast<int>(found.tile);
+    if (found.sequence < 0) return work;
+    work.sequence = device_sequence(p, t, found.sequence);
+    work.head = static_cast<int>(block - rank * heads);
+    work.head_kv = static_cast<int>(static_cast<unsigned>(work.head) / group);
+    return work;
+  }
+  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), units = static_cast<unsigned>(p.batch) * heads_kv;
+  const unsigned per_section = order.units_per_section, section_blocks = per_section * group * order.tiles;
+  const unsigned section = block / section_blocks, in_section = block - section * section_blocks;
+  const unsigned heads_at_once = min(per_section, units - section * per_section) * group;
+  const unsigned rank = in_section / heads_at_once, rest = in_section - rank * heads_at_once;
+  const unsigned in_group = rest / group, unit = section * per_section + in_group, batch = unit / heads_kv;
+  work.sequence = device_sequence(p, t, batch);
+  work.head_kv = static_cast<int>(unit - batch * heads_kv);
+  work.head = work.head_kv * static_cast<int>(group) + static_cast<int>(rest - in_group * group);
+  work.tile = order.tiles - 1 - static_cast<int>(rank);
+  return work;
+}
+
+__device__ inline void find_keys(PrefillWork& work, const RowMask& mask, int64_t row_begin, int64_t row_end) {
+  const Interval keys = work.sequence.tail ? Interval{} : mask.rows(row_begin, row_end);
+  work.key_begin = keys.lo;
+  work.key_count = static_cast<int>(keys.hi - keys.lo);
+}
+
+// [lo, hi) of a row relative to the block's first key; rows past the last one are like it, so that they mask nothing.
+// Both limits never decrease from row to row.
+__device__ inline int2 row_bounds(const RowMask& mask, const PrefillWork& work, int64_t row, int64_t row_end) {
+  const Interval seen = mask.row(row < row_end ? row : row_end - 1);
+  const int lo = static_cast<int>(clamped(seen.lo - work.key_begin, 0, work.key_count));
+  const int hi = static_cast<int>(clamped(seen.hi - work.key_begin, 0, work.key_count));
+  return {lo, max(lo, hi)};
+}
+
+}  // namespace plait::cuda::mma

@@ -1,0 +1,101 @@
+// How the CUDA backends cut a problem: tiles and workspace. Plain C++, so that any machine can plan for any GPU.
+// Called by core/plan.cpp through the registry.
+#include <fmt/format.h>
+
+#include "catalog/catalog.hpp"
+#include "catalog/mma_tiles.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/iha/schedule.hpp"
+#include "cuda/mma/backward/workspace.hpp"
+#include "cuda/naive/workspace.hpp"
+
+namespace plait::cuda {
+namespace {
+
+void note_build(Plan& plan) {
+  if (!built()) plan.reasons.emplace_back("this build has no CUDA kernels: the plan can be read, not run");
+}
+
+int64_t bucket_of(const AttentionProblem& problem) {
+  return catalog::head_dim_bucket(std::max(problem.head_dim, problem.head_dim_v));
+}
+
+void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const int64_t bucket = bucket_of(problem);
+  const catalog::PrefillTile& tile = catalog::prefill_tile(bucket, device.smem_per_block_bytes);
+  plan.tile_m = tile.rows();
+  plan.tile_n = tile.tile_keys;
+  plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
+                                     problem.head_dim, problem.head_dim_v, bucket, tile.smem_bytes() / 1024,
+                                     device.smem_per_block_bytes / 1024));
+}
+
+void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const catalog::BackwardTile& tile = catalog::backward_tile(bucket_of(problem), device.smem_per_block_bytes);
+  plan.tile_m = tile.stream;
+  plan.tile_n = tile.resident;
+  plan.workspace_bytes = mma::backward_workspace_bytes(problem);
+  plan.reasons.emplace_back(problem.deterministic
+                                ? "deterministic: dq has a kernel of its own, so nothing is added in random order"
+                                : "dq is added up in fp32 by all key tiles");
+}
+
+// cuda_mma's kernels hold the weights of all heads at once, which the catalog's columns cannot say. Sends what does not
+// fit to cuda_naive, or refuses where cuda_mma was asked for.
+template <class Problem>
+bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
+  if (plan.backend != Backend::kCudaMma) return false;
+  if (iha::supports(problem, iha::Limits::of(device))) return true;
+  const std::string why =
+      fmt::format("cuda_mma cannot hold {} heads x {} pseudo-heads of head dim {} in {} KB", problem.heads,
+                  problem.pseudo_heads, problem.head_dim, device.smem_per_block_bytes / 1024);
+  if (problem.backend == Backend::kCudaMma) {
+    throw Error(ErrorCode::kUnsupported, "backend", why + " of shared memory; use backend auto or cuda_naive");
+  }
+  plan.backend = Backend::kCudaNaive;
+  plan.reasons.push_back(why);
+  return false;
+}
+
+}  // namespace
+
+void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool forward = problem.op == Op::kAttentionForward;
+  if (forward && plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
+  if (plan.backend == Backend::kCudaMma) {
+    (forward ? plan_mma_forward : plan_mma_backward)(problem, device, plan);
+  } else {
+    plan.tile_m = plan.tile_n = naive::kTile;
+    plan.workspace_bytes = forward ? 0 : naive::attention_backward_workspace_bytes(problem);
+  }
+  note_build(plan);
+}
+
+void plan_premix(const PremixProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool backward = problem.op == Op::kPremixBackward;
+  if (mma_serves(problem, device, plan)) {
+    if (backward) plan.workspace_bytes = iha::premix_backward_workspace_bytes({&problem, 1}, iha::Limits::of(device));
+  } else {
+    plan.workspace_bytes = naive::premix_workspace_bytes(problem);
+  }
+  note_build(plan);
+}
+
+void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool backward = problem.op == Op::kCollapseBackward;
+  if (mma_serves(problem, device, plan)) {
+    if (backward) plan.workspace_bytes = iha::collapse_backward_workspace_bytes(problem, iha::Limits::of(device));
+  } else {
+    plan.workspace_bytes = naive::collapse_workspace_bytes(problem);
+  }
+  note_build(plan);
+}
+
+void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& /*device*/, Plan& plan) {
+  if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
+  plan.tile_m = plan.tile_n = naive::kTile;
+  plan.workspace_bytes = naive::kvcache_workspace_bytes(problem);
+  note_build(plan);
+}
+
+}  // namespace plait::cuda

@@ -1,0 +1,124 @@
+// From a plan to kernels: the tensors' device, the caller's stream, cuda_mma's variant by dtype and head dim.
+// Called by api/ through the registry.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "catalog/catalog.hpp"
+#include "cuda/aux/aux.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/iha/iha.hpp"
+#include "cuda/mma/backward/backward.hpp"
+#include "cuda/mma/prefill/prefill.hpp"
+#include "cuda/naive/naive.hpp"
+#include "cuda/runtime/check.hpp"
+#include "cuda/runtime/stream.hpp"
+
+namespace plait::cuda {
+namespace {
+
+Stream stream_of(const Executor& executor) { return static_cast<Stream>(executor.stream); }
+
+// Calls launch<T, bucket>() for the head dims of this build.
+template <class T, size_t... index, class Launch>
+void launch_for(int bucket, std::index_sequence<index...>, const Launch& launch) {
+  ((catalog::kMmaHeadDims[index] == bucket ? launch.template operator()<T, catalog::kMmaHeadDims[index]>() : void()),
+   ...);
+}
+
+template <class Launch>
+void launch_variant(const AttentionProblem& problem, const Launch& launch) {
+  constexpr auto kBuckets = std::make_index_sequence<catalog::kMmaHeadDims.size()>();
+  const int bucket = catalog::head_dim_bucket(std::max(problem.head_dim, problem.head_dim_v));
+  if constexpr (catalog::kMmaFloat16) {
+    if (problem.dtype == DType::kFloat16) launch_for<__half>(bucket, kBuckets, launch);
+  }
+  if constexpr (catalog::kMmaBFloat16) {
+    if (problem.dtype == DType::kBFloat16) launch_for<__nv_bfloat16>(bucket, kBuckets, launch);
+  }
+}
+
+// No output but dsinks has an element.
+bool is_empty(const AttentionProblem& problem) {
+  return problem.heads_q == 0 || problem.heads_kv == 0 || (!problem.packed && problem.batch == 0);
+}
+
+}  // namespace
+
+void run_attention(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace,
+                   const Executor& executor) {
+  const DeviceGuard guard(problem.device.index);
+  const Stream stream = stream_of(executor);
+  const int64_t smem = plan.device.smem_per_block_bytes;
+  const bool forward = problem.op == Op::kAttentionForward;
+  if (is_empty(problem)) {
+    if (!forward && problem.has_sinks)
+      aux::launch_dsinks(problem, tensors, static_cast<const float*>(workspace), stream);
+    return;
+  }
+  if (plan.backend == Backend::kCudaNaive) {
+    forward ? naive::attention_forward(problem, tensors, stream)
+            : naive::attention_backward(problem, tensors, workspace, stream);
+  } else if (forward) {
+    launch_variant(problem,
+                   [&]<class T, int kHeadDim>() { mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, stream); });
+  } else {
+    launch_variant(problem, [&]<class T, int kHeadDim>() {
+      mma::launch_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
+    });
+    // delta comes first in the workspace.
+    if (problem.has_sinks) aux::launch_dsinks(problem, tensors, static_cast<const float*>(workspace), stream);
+  }
+}
+
+void run_premix(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
+                const Executor& executor) {
+  const DeviceGuard guard(problem.device.index);
+  const Stream stream = stream_of(executor);
+  const bool forward = problem.op == Op::kPremixForward;
+  if (plan.backend == Backend::kCudaNaive) {
+    forward ? naive::premix_forward(problem, tensors, stream)
+            : naive::premix_backward(problem, tensors, workspace, stream);
+  } else if (forward) {
+    iha::launch_premix_forward({&problem, 1}, {&tensors, 1}, iha::Limits::of(plan.device), stream);
+  } else {
+    iha::launch_premix_backward({&problem, 1}, {&tensors, 1}, workspace, iha::Limits::of(plan.device), stream);
+  }
+}
+
+void run_collapse(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors, void* workspace,
+                  const Executor& executor) {
+  const DeviceGuard guard(problem.device.index);
+  const Stream stream = stream_of(executor);
+  const bool forward = problem.op == Op::kCollapseForward;
+  if (plan.backend == Backend::kCudaNaive) {
+    forward ? naive::collapse_forward(problem, tensors, stream)
+            : naive::collapse_backward(problem, tensors, workspace, stream);
+  } else if (forward) {
+    iha::launch_collapse_forward(problem, tensors, iha::Limits::of(plan.device), stream);
+  } else {
+    iha::launch_collapse_backward(problem, tensors, workspace, iha::Limits::of(plan.device), stream);
+  }
+}
+
+void run_kvcache(const Plan& /*plan*/, const KvCacheProblem& problem, const KvCacheTensors& tensors, void* workspace,
+                 const Executor& executor) {
+  const DeviceGuard guard(problem.attention.device.index);
+  naive::attention_with_kvcache(problem, tensors, workspace, stream_of(executor));
+}
+
+void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor) {
+  const DeviceGuard guard(outputs.out.device.index);
+  naive::merge_states(args, outputs, stream_of(executor));
+}
+
+void merge_states_backward(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout,
+                           const TensorView* dlse, const TensorView* douts, const TensorView* dlses,
+                           const Executor& executor) {
+  const DeviceGuard guard(outputs.out.device.index);
+  naive::merge_states_backward(args, outputs, dout, dlse, douts, dlses, stream_of(executor));
+}
+
+}  // namespace plait::cuda

@@ -1,0 +1,36 @@
+// One way to launch a kernel: checked, on the caller's stream, with as much dynamic shared memory as it asks for.
+// Called by the launch functions of every kernel folder, in .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/runtime/check.hpp"
+
+namespace plait::cuda {
+
+inline constexpr int64_t kMaxBlocks = 0x7fffffff;      // grid.x
+inline constexpr int kDefaultSharedBytes = 48 * 1024;  // more has to be asked for, per kernel and device
+
+// `blocks` 0: nothing is launched. Grids are one-dimensional: heads and batches above 65,535 need no other limit.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream,
+            const Args&... args) {
+  if (blocks == 0) return;
+  if (blocks > kMaxBlocks) {
+    throw Error(ErrorCode::kUnsupported, "q",
+                "needs " + std::to_string(blocks) + " thread blocks, a launch has at most " +
+                    std::to_string(kMaxBlocks) + "; split the batch");
+  }
+  if (shared_bytes > kDefaultSharedBytes) {
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               shared_bytes),
+          "cudaFuncSetAttribute");
+  }
+  kernel<<<dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), static_cast<size_t>(shared_bytes),
+           stream>>>(args...);
+  check(cudaGetLastError(), "kernel launch");
+}
+
+}  // namespace plait::cuda
