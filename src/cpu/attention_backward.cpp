@@ -289,22 +289,24 @@ namespace {
 void run_rows_body(void* context, int32_t worker) { HWY_DYNAMIC_DISPATCH(backward_rows_body)(context, worker); }
 void run_chunks_body(void* context, int32_t worker) { HWY_DYNAMIC_DISPATCH(backward_chunks_body)(context, worker); }
 
-// dsink[h] = -sum_i exp(sink - LSE[i]) delta[i], rows in order.
+// dsink[h] = -sum_i exp(sink - LSE[i]) delta[i], rows in order. From the LSE given, not from its copy in base 2, whose
+// rounding would be a factor here: a row without keys has LSE = sink and weighs exactly 1.
 void run_sinks_body(void* argument, int32_t) {
   BackwardContext& context = *static_cast<BackwardContext*>(argument);
   const AttentionProblem& p = context.problem;
   const AttentionTensors& t = context.tensors;
   const AttentionShape& shape = context.shape;
   for (int64_t head; context.sinks.take(head);) {
-    const double sink = static_cast<const float*>(t.sinks)[head * t.sinks_stride] * kLog2E;
+    const double sink = static_cast<const float*>(t.sinks)[head * t.sinks_stride];
     double sum = 0;
     for (int64_t sequence = 0; sequence < p.batch; ++sequence) {
       const SequenceTiles tiles(p, shape, sequence_at(p, t, sequence));
       for (int64_t lane = head % shape.group; lane < tiles.lanes; lane += shape.group) {
         const int64_t tile = tile_index(context, sequence, lane / kLanes, head / shape.group);
         const int64_t at = tile * kLanes + lane % kLanes;
-        if (context.layout.lse[at] == -HUGE_VALF) continue;  // from outside: a row without weight
-        sum -= std::exp2(sink - context.layout.lse[at]) * context.layout.delta[at];
+        const double lse = *row_element(t.lse, tiles.seq, head, tiles.row_of(lane / kLanes, lane % kLanes), shape.per);
+        if (lse == -HUGE_VAL) continue;  // from outside: a row without weight
+        sum -= (lse == sink ? 1.0 : std::exp(sink - lse)) * context.layout.delta[at];
       }
     }
     static_cast<float*>(t.dsinks)[head * t.dsinks_stride] = static_cast<float>(sum);

@@ -162,7 +162,7 @@ class ForwardWorker {
       if (tensors_.sinks != nullptr) {
         const double sink = static_cast<const float*>(tensors_.sinks)[head * tensors_.sinks_stride] * kLog2E;
         if (sink > max) weight = std::exp2(max - sink), max = sink, sum *= weight;
-        if (sink != -HUGE_VAL) sum += std::exp2(sink - max);
+        if (sink != -HUGE_VAL) sum += sink == max ? 1.0 : std::exp2(sink - max);  // inf - inf is NaN
       }
       const bool empty = lane.sum[i] == 0;  // NaN is not empty
       for (int64_t k = 0; k < shape_.dim_v; ++k) scratch_.rows[k] = empty ? 0.0f : sums[k * kLanes + i];

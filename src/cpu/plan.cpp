@@ -23,9 +23,11 @@ void choose_split(const AttentionProblem& problem, Plan& plan) {
   if (plan.strategy == Strategy::kAuto) {
     const bool split = tiles < kFewTiles && typical >= 2 * kMinSplit;
     plan.strategy = split ? Strategy::kSplitKv : Strategy::kSplitQ;
+    const bool empty = keys == 0 || lane_tiles_bound(problem) * problem.heads_kv == 0;
     plan.reasons.push_back(
-        split ? fmt::format("split_kv: {} tiles of query rows are few beside {} keys", tiles, typical)
-              : fmt::format("split_q: {} tiles of query rows by {} keys give enough parallel work", tiles, typical));
+        empty   ? std::string("split_q: no query row or no key, so no score is computed")
+        : split ? fmt::format("split_kv: {} tiles of query rows are few beside {} keys", tiles, typical)
+                : fmt::format("split_q: {} tiles of query rows by {} keys give enough parallel work", tiles, typical));
   } else {
     plan.reasons.push_back(fmt::format("{}: asked for", strategy_name(plan.strategy)));
   }

@@ -35,7 +35,7 @@ double attend(const AttentionProblem& problem, const Sequence& sequence, const H
     }
   }
   if (largest == -kInfinity) return -kInfinity;
-  double denominator = std::exp(in.sink - largest);
+  double denominator = in.sink == largest ? 1.0 : std::exp(in.sink - largest);  // inf - inf is NaN
   for (const Pair& pair : pairs) denominator += std::exp(pair.score - largest);
   for (const Pair& pair : pairs) {
     add_scaled(out, std::exp(pair.score - largest) / denominator, pair.value, problem.head_dim_v);

@@ -57,7 +57,7 @@ double backward_query_head(const AttentionProblem& problem, const AttentionTenso
         add_scaled(keys.dv[pass].row(key), p, dout.row(row), problem.head_dim_v);
       }
     }
-    dsink -= std::exp(sink - lse) * delta;
+    dsink -= (lse == sink ? 1.0 : std::exp(sink - lse)) * delta;  // inf - inf is NaN
   }
   for (size_t pass = 0; pass < dq.size(); ++pass) {
     write(t.dq, query_slice(problem, sequence, head, static_cast<int64_t>(pass), problem.head_dim), dq[pass]);

@@ -96,6 +96,10 @@ TEST(CApi, ErrorsAreStatusesWithText) {
   device.device.name = "abacus";
   EXPECT_EQ(device.run(), PLAIT_INVALID_ARGUMENT);
   EXPECT_NE(std::strstr(device.error.message, "h200"), nullptr);
+  Call index;
+  index.k_view.device_index = 3;
+  EXPECT_EQ(index.run(), PLAIT_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(index.error.message, "got device cpu:3, expected cpu"), nullptr) << index.error.message;
   device.device.name = nullptr;
   EXPECT_EQ(device.run(), PLAIT_INVALID_ARGUMENT);
 }
@@ -108,6 +112,10 @@ TEST(CApi, FlagsAndEnumsAreChecked) {
   Call options;
   options.params.options.struct_size = 8;
   EXPECT_EQ(options.run(), PLAIT_INVALID_ARGUMENT);
+  Call reserved;
+  reserved.params.options.reserved[5] = 1;
+  EXPECT_EQ(reserved.run(), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(reserved.error.argument, "reserved");
   Call overlap;  // lse inside the rows of a padded out
   std::vector<float> padded(2 * 5 * 16);
   overlap.out_view.data = padded.data();

@@ -1,5 +1,6 @@
 // What the fuzzers share: random choices with a taste for edges, views of test tensors, comparison, a failed case.
 // Called by tests/api/fuzz_*.cpp. Every fuzzer makes one problem from one seed and throws where plait is wrong.
+// The backend under test is a Target: the CPU, or a CUDA backend (tests/cuda).
 #pragma once
 
 #include <fmt/format.h>
@@ -7,35 +8,32 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
-#include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "plait/attention.hpp"
-#include "support/arena.hpp"
+#include "support/calls.hpp"
 
 namespace plait::testing {
 
-struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-void fuzz_attention(uint64_t seed);     // plain, joint and interleaved; dense and packed; forward and backward
-void fuzz_mix(uint64_t seed);           // premix, collapse and merge_states with their gradients
-void fuzz_kv_cache(uint64_t seed);      // dense, re-indexed, paged, IHA mixed and raw
-void fuzz_bad_contents(uint64_t seed);  // wrong cu_seqlens, lengths, pages, rows: refused, or never met
-void fuzz_bad_structs(uint64_t seed);   // the C API with nulls, wild enums, ranks, sizes and struct sizes
+// Plain, joint and interleaved; dense and packed; forward and backward.
+void fuzz_attention(uint64_t seed, const Target& target);
+// Premix, collapse and merge_states with their gradients.
+void fuzz_mix(uint64_t seed, const Target& target);
+// Dense, re-indexed, paged, IHA mixed and raw.
+void fuzz_kv_cache(uint64_t seed, const Target& target);
+// Wrong cu_seqlens, lengths, pages, rows: refused where the host sees them, else never met.
+void fuzz_bad_contents(uint64_t seed, const Target& target);
+// The C API with nulls, wild enums, ranks, sizes and struct sizes; CPU only.
+void fuzz_bad_structs(uint64_t seed, const Target& target);
 
 struct Fuzzer {
   const char* name;
-  void (*run)(uint64_t seed);
+  void (*run)(uint64_t seed, const Target& target);
   int weight;  // of 10 cases
 };
 inline constexpr Fuzzer kFuzzers[] = {{"attention", fuzz_attention, 4},
@@ -54,7 +52,8 @@ inline const Fuzzer& fuzzer_of(uint64_t seed) {
 
 class Random {
  public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
+  // tensor_cores: dtypes and head dims that they take.
+  explicit Random(uint64_t seed, bool tensor_cores = false) : engine_(seed), tensor_cores_(tensor_cores) {}
   int64_t below(int64_t bound) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(bound)); }
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(int percent) { return below(100) < percent; }
@@ -71,80 +70,27 @@ class Random {
     return chance(50) ? std::min(edge, longest) : between(0, longest);
   }
   int64_t head_dim() {
+    if (tensor_cores_) return chance(20) ? 8 * between(1, 32) : pick<int64_t>({16, 32, 64, 64, 96, 128, 128, 192, 256});
     const int64_t usual = pick<int64_t>({8, 16, 32, 40, 64, 80, 96, 128}),
                   odd = pick<int64_t>({1, 2, 3, 7, 17, 33, 65});
     return chance(10) ? pick<int64_t>({129, 192, 256, 257, 512, 576, 1024}) : chance(40) ? odd : usual;
   }
-  DType dtype() { return pick({DType::kFloat32, DType::kFloat32, DType::kFloat16, DType::kBFloat16}); }
+  DType dtype() {
+    if (tensor_cores_) return pick({DType::kFloat16, DType::kBFloat16});
+    return pick({DType::kFloat32, DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  }
   Strides strides() { return pick({Strides::kBhsd, Strides::kBshd, Strides::kRandom}); }
   uint64_t seed() { return engine_(); }
 
  private:
   std::mt19937_64 engine_;
+  bool tensor_cores_;
 };
 
 inline DType row_dtype_of(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
-// A test tensor as the public API takes it.
-inline TensorView view_of(const CanonicalTensor& t, const Shape& shape, Layout layout, bool packed, bool pseudo) {
-  const int64_t strides[] = {t.batch_stride, t.head_stride, t.seq_stride, t.pseudo_stride, t.dim_stride};
-  const bool bhsd = layout == Layout::kBhsd;
-  std::vector<int> order = packed ? std::vector{2, 1} : bhsd ? std::vector{0, 1, 2} : std::vector{0, 2, 1};
-  if (pseudo) order.push_back(3);
-  order.push_back(4);
-  TensorView view;
-  view.data = t.data, view.dtype = t.dtype;
-  for (const int dim : order) view.shape[view.rank] = shape[dim], view.stride[view.rank++] = strides[dim];
-  return view;
-}
-inline TensorView view_of(const RowTensor& t, const Shape& shape, bool packed) {
-  TensorView view;
-  view.data = t.data, view.dtype = t.dtype;
-  if (!packed) view.shape[view.rank] = shape[0], view.stride[view.rank++] = t.batch_stride;
-  view.shape[view.rank] = shape[1], view.stride[view.rank++] = t.head_stride;
-  view.shape[view.rank] = shape[2], view.stride[view.rank++] = t.row_stride;
-  return view;
-}
-inline TensorView vector_view(const void* data, DType dtype, int64_t count, int64_t stride = 1) {
-  TensorView view = TensorView::contiguous(const_cast<void*>(data), dtype, {count});
-  view.stride[0] = stride;
-  return view;
-}
 inline TensorView index_view(const std::vector<int32_t>& values) {
   return vector_view(values.data(), DType::kInt32, static_cast<int64_t>(values.size()));
-}
-
-// A workspace of exactly the planned size, filled with 0xff (NaN, and -1 as an index), with a guard behind it.
-class GuardedWorkspace {
- public:
-  explicit GuardedWorkspace(const Plan& plan)
-      : bytes_(static_cast<size_t>(plan.workspace_bytes)),
-        memory_(static_cast<unsigned char*>(std::aligned_alloc(64, (bytes_ + 2 * kGuard - 1) / kGuard * kGuard))) {
-    std::memset(memory_.get(), 0xff, bytes_);
-    std::memset(memory_.get() + bytes_, kMark, (bytes_ + 2 * kGuard - 1) / kGuard * kGuard - bytes_);
-  }
-  void* data() { return memory_.get(); }
-  void check() const {
-    for (size_t i = 0; i < kGuard; ++i) {
-      if (memory_[bytes_ + i] != kMark) throw Failure("a run wrote past its workspace");
-    }
-  }
-
- private:
-  static constexpr size_t kGuard = 64;
-  static constexpr unsigned char kMark = 0x5a;
-  struct Free {
-    void operator()(unsigned char* memory) const { std::free(memory); }
-  };
-  size_t bytes_;
-  std::unique_ptr<unsigned char[], Free> memory_;
-};
-
-inline void run_in_order(void*, int32_t workers, void (*body)(void*, int32_t), void* arg) {
-  for (int32_t worker = 0; worker < workers; ++worker) body(arg, worker);
-}
-inline Executor executor_of(bool sequential) {
-  return sequential ? Executor{run_in_order, nullptr} : Executor::threads();
 }
 
 // Largest relative error of one rounding to `dtype`, with room for a tie that falls the other way.

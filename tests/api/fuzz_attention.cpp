@@ -1,7 +1,6 @@
-// Random attention problems, all options mixed: the CPU backend against the float64 reference on the same numbers.
+// Random attention problems, all options mixed: a backend against the float64 reference on the same numbers.
 // Called through fuzz.hpp.
 #include "api/fuzz.hpp"
-#include "support/problem_builder.hpp"
 
 namespace plait::testing {
 namespace {
@@ -52,8 +51,8 @@ int64_t choose_window(Random& random) {
   return random.pick<int64_t>({-1, -1, 0, 1, random.between(0, 40), random.between(0, 300), 127, 128, huge});
 }
 
-Chosen choose(uint64_t seed) {
-  Random random(seed);
+Chosen choose(uint64_t seed, const Target& target) {
+  Random random(seed, target.tensor_cores());
   Chosen chosen;
   chosen.workers = static_cast<int32_t>(random.between(1, 5));
   chosen.sequential = random.chance(20), chosen.dlse = random.chance(60), chosen.external = random.chance(30);
@@ -79,6 +78,8 @@ Chosen choose(uint64_t seed) {
   if (o.strategy != Strategy::kSplitQ && random.chance(50)) {
     o.split_size = random.pick<int64_t>({1, 7, 64, 100, 128, 333, INT64_MAX});
   }
+  if (!target.splits()) o.split_size = 0, o.strategy = random.pick({Strategy::kAuto, Strategy::kSplitQ});
+  o.backend = target.backend();
   c.out_float32 = p.dtype != DType::kFloat32 && random.chance(40);
   if (c.out_float32) o.out_dtype = DType::kFloat32;
   c.scale = o.scale;
@@ -88,80 +89,6 @@ Chosen choose(uint64_t seed) {
   c.seed = random.seed();
   return chosen;
 }
-
-// The arguments of a call on the memory of `a`.
-AttentionArgs arguments(const Attention& a, const AttentionOptions& options) {
-  const bool packed = a.problem.packed, pseudo = options.mode != HeadMode::kPlain;
-  AttentionArgs args;
-  args.q = view_of(a.inputs.q, a.q_shape, options.layout, packed, pseudo);
-  args.k = view_of(a.inputs.k, a.k_shape, options.layout, packed, pseudo);
-  args.v = view_of(a.inputs.v, a.v_shape, options.layout, packed, pseudo);
-  if (a.problem.has_sinks) {
-    args.sinks = vector_view(a.inputs.sinks, a.row_dtype(), a.problem.heads_q, a.inputs.sinks_stride);
-  }
-  if (packed) {
-    args.cu_seqlens_q = vector_view(a.inputs.cu_seqlens_q, DType::kInt32, a.problem.batch + 1);
-    args.cu_seqlens_k = vector_view(a.inputs.cu_seqlens_kv, DType::kInt32, a.problem.batch + 1);
-  }
-  args.options = options;
-  return args;
-}
-
-AttentionOutputs outputs(const Attention& a, const AttentionTensors& t, const AttentionOptions& options) {
-  const bool packed = a.problem.packed;
-  return {view_of(t.out, a.out_shape, options.layout, packed, options.mode == HeadMode::kInterleaved),
-          view_of(t.lse, a.lse_shape, packed)};
-}
-
-void forward(const Attention& a, const AttentionTensors& t, const AttentionOptions& options, const Chosen& chosen) {
-  const AttentionArgs args = arguments(a, options);
-  const Plan plan = plan_attention_forward(args, DeviceInfo::host(chosen.workers));
-  GuardedWorkspace workspace(plan);
-  attention_forward(args, outputs(a, t, options), plan, workspace.data(), executor_of(chosen.sequential));
-  workspace.check();
-}
-
-void backward(const Attention& a, const AttentionTensors& t, AttentionOptions options, const Chosen& chosen) {
-  options.strategy = Strategy::kAuto, options.split_size = 0;  // a backward has none to choose
-  const bool packed = a.problem.packed, pseudo = options.mode != HeadMode::kPlain;
-  const auto [out, lse] = outputs(a, t, options);
-  AttentionBackwardArgs args{arguments(a, options), out, lse, out, {}};
-  args.dout = view_of(t.dout, a.out_shape, options.layout, packed, options.mode == HeadMode::kInterleaved);
-  if (chosen.dlse) args.dlse = view_of(t.dlse, a.lse_shape, packed);
-  AttentionGrads grads{view_of(t.dq, a.q_shape, options.layout, packed, pseudo),
-                       view_of(t.dk, a.k_shape, options.layout, packed, pseudo),
-                       view_of(t.dv, a.v_shape, options.layout, packed, pseudo),
-                       {}};
-  if (a.problem.has_sinks) grads.dsinks = vector_view(t.dsinks, a.row_dtype(), a.problem.heads_q, t.dsinks_stride);
-  const Plan plan = plan_attention_backward(args, DeviceInfo::host(chosen.workers));
-  GuardedWorkspace workspace(plan);
-  attention_backward(args, grads, plan, workspace.data(), executor_of(chosen.sequential));
-  workspace.check();
-}
-
-// The same problem in float64 on the reference, with the very numbers of `a`.
-struct Wide {
-  AttentionOptions options;
-  Attention a;
-
-  static AttentionCase float64(AttentionCase c) {
-    c.problem.dtype = DType::kFloat64, c.out_float32 = false, c.strides = Strides::kBhsd;
-    return c;
-  }
-  Wide(const Chosen& chosen, const Attention& from) : options(chosen.options), a(float64(chosen.problem)) {
-    options.backend = Backend::kReference;
-    options.strategy = Strategy::kAuto, options.split_size = 0, options.out_dtype.reset();
-    copy(from.inputs.q, a.inputs.q, a.q_shape);
-    copy(from.inputs.k, a.inputs.k, a.k_shape);
-    copy(from.inputs.v, a.inputs.v, a.v_shape);
-    copy(from.inputs.dout, a.inputs.dout, a.out_shape);
-    copy(as_canonical(from.inputs.dlse), as_canonical(a.inputs.dlse), a.lse_shape);
-    if (a.problem.has_sinks) copy(from.sinks(), a.sinks(), a.sinks_shape());
-  }
-  static void copy(const CanonicalTensor& from, const CanonicalTensor& to, const Shape& shape) {
-    assign(to, shape, values(from, shape));
-  }
-};
 
 // out and lse as a merge over more keys would give them; some rows are empty, as far as lse says.
 void make_external(const Attention& a, const AttentionTensors& t, uint64_t seed) {
@@ -176,11 +103,12 @@ void make_external(const Attention& a, const AttentionTensors& t, uint64_t seed)
   });
 }
 
-// How far fp32 arithmetic may carry each result, from the sizes of what is summed.
+// How far fp32 arithmetic may carry each result, from the sizes of what is summed; on tensor cores also the rounding of
+// probabilities and dS to the input dtype.
 struct Bars {
   double out, lse, dq, dk, dv, dsinks;
 
-  Bars(const Attention& a, const Chosen& chosen) {
+  Bars(const Attention& a, const Chosen& chosen, bool tensor_cores) {
     const AttentionProblem& p = a.problem;
     const double dims = std::sqrt(static_cast<double>(p.head_dim)),
                  dims_v = std::sqrt(static_cast<double>(p.head_dim_v));
@@ -196,19 +124,27 @@ struct Bars {
     dk = kEpsilon * p_sum * scale * gain * ds * lanes;
     dv = kEpsilon * p_sum * logit * lanes;
     dsinks = kEpsilon * p_sum * ds * lanes * static_cast<double>(p.batch + 1);
+    if (!tensor_cores) return;
+    const double products = 4 * roundoff(p.dtype) * p_sum;
+    out += products;
+    dv += products * lanes;
+    dq += products * scale * (dims_v + 1);
+    dk += products * scale * gain * (dims_v + 1) * lanes;
   }
 };
 
 }  // namespace
 
-void fuzz_attention(uint64_t seed) {
-  const Chosen chosen = choose(seed);
+void fuzz_attention(uint64_t seed, const Target& target) {
+  const Chosen chosen = choose(seed, target);
   Attention a(chosen.problem);
-  Wide wide(chosen, a);
-  const Bars bars(a, chosen);
+  Wide wide(chosen.problem, chosen.options, a);
+  const Bars bars(a, chosen, target.tensor_cores());
+  HostPlace host(1, true);
+  const auto place = [&] { return target.place(chosen.workers, chosen.sequential); };
   AttentionTensors got = a.with_outputs(), expected = wide.a.with_outputs();
-  forward(a, got, chosen.options, chosen);
-  forward(wide.a, expected, wide.options, chosen);
+  run(*place(), arguments(a, chosen.options), outputs(a, got, chosen.options));
+  run(host, arguments(wide.a, wide.options), outputs(wide.a, expected, wide.options));
   const auto lse_values = [&](const AttentionTensors& t) { return values(as_canonical(t.lse), a.lse_shape); };
   expect_near("lse", lse_values(got), lse_values(expected), DType::kFloat32, bars.lse);
   expect_near("out", values(got.out, a.out_shape), values(expected.out, a.out_shape), a.problem.out_dtype, bars.out);
@@ -216,11 +152,11 @@ void fuzz_attention(uint64_t seed) {
   expect_written("lse", a.arena, got.lse.data, elements(a.lse_shape));
 
   if (chosen.external) make_external(a, got, seed);
-  Wide::copy(got.out, expected.out, a.out_shape);
-  Wide::copy(as_canonical(got.lse), as_canonical(expected.lse), a.lse_shape);
+  copy_values(got.out, expected.out, a.out_shape);
+  copy_values(as_canonical(got.lse), as_canonical(expected.lse), a.lse_shape);
   got = a.with_gradients(got), expected = wide.a.with_gradients(expected);
-  backward(a, got, chosen.options, chosen);
-  backward(wide.a, expected, wide.options, chosen);
+  run(*place(), backward_arguments(a, got, chosen.options, chosen.dlse), gradients(a, got, chosen.options));
+  run(host, backward_arguments(wide.a, expected, wide.options, chosen.dlse), gradients(wide.a, expected, wide.options));
   const DType dtype = a.problem.dtype;
   expect_near("dq", values(got.dq, a.q_shape), values(expected.dq, a.q_shape), dtype, bars.dq);
   expect_near("dk", values(got.dk, a.k_shape), values(expected.dk, a.k_shape), dtype, bars.dk);

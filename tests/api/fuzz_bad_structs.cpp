@@ -127,12 +127,11 @@ struct BadCall {
     if (plait_plan_explain(plan, nullptr, 0) == 0) throw Failure("an empty explanation");
     constexpr int64_t kMostBytes = 1 << 26;
     if (plait_plan_workspace_bytes(plan) > kMostBytes) return;
-    Plan bytes;
-    bytes.workspace_bytes = plait_plan_workspace_bytes(plan);
-    GuardedWorkspace workspace(bytes);
-    const plait_status ran = plait_run(plan, params, null_workspace ? nullptr : workspace.data(), nullptr, &error);
+    HostPlace place(1, false);
+    void* workspace = place.workspace(plait_plan_workspace_bytes(plan));
+    const plait_status ran = plait_run(plan, params, null_workspace ? nullptr : workspace, nullptr, &error);
     check(ran, error, "run");
-    workspace.check();
+    place.finish();
     if (!sound) return;
     if (ran != PLAIT_OK) throw Failure(error.message);
     for (const void* data : written) {
@@ -224,7 +223,7 @@ void fuzz_merge_struct(Random& random) {
 
 }  // namespace
 
-void fuzz_bad_structs(uint64_t seed) {
+void fuzz_bad_structs(uint64_t seed, const Target&) {
   Random random(seed);
   const int64_t which = random.below(5);
   if (which < 2) return fuzz_attention_struct(random);

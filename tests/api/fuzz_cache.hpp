@@ -26,7 +26,8 @@ struct CacheCase {
   AttentionOptions options;
   std::vector<int32_t> lengths, rows, table;  // cache_seqlens, cache_batch_idx (empty: none), block_table
 
-  explicit CacheCase(uint64_t from) : seed(from) {
+  // splits: whether the backend has split_kv and split_size.
+  explicit CacheCase(uint64_t from, bool splits = true) : seed(from) {
     Random random(from);
     batch = random.between(1, 4), heads_kv = random.between(1, 2);
     heads_q = heads_kv * random.pick<int64_t>({1, 2, 3});
@@ -45,6 +46,7 @@ struct CacheCase {
     if (random.chance(50)) kind = IhaCacheKind::kRaw;
     if (!iha && random.chance(50)) page = random.pick<int64_t>({1, 2, 3, 16, 64, 100, 256});
     choose_options(random);
+    if (!splits) options.split_size = 0, options.strategy = Strategy::kAuto;
     choose_lengths(random);
     page > 0 ? choose_pages(random) : choose_rows(random);
     one_cache = !iha && new_keys == 0 && dim == dim_v && random.chance(20);
@@ -217,22 +219,17 @@ struct CacheStep {
   }
 
   // A step that appends `appended` keys, all new ones or none: then they are taken to be in the cache already.
-  void run(Backend backend, int64_t appended) {
+  void run(Backend backend, int64_t appended, Place& place) {
     lengths = c.lengths;
     if (appended == 0) {
       for (int32_t& length : lengths) length += static_cast<int32_t>(c.new_keys);
     }
     const IhaKvCacheArgs args = arguments(backend, appended);
-    const DeviceInfo device = DeviceInfo::host(c.workers);
-    const Plan plan =
-        c.iha ? plan_iha_attention_with_kvcache(args, device) : plan_attention_with_kvcache(args.attention, device);
-    GuardedWorkspace workspace(plan);
     if (c.iha) {
-      iha_attention_with_kvcache(args, outputs(), plan, workspace.data(), executor_of(c.sequential));
+      testing::run(place, args, outputs());
     } else {
-      attention_with_kvcache(args.attention, outputs(), plan, workspace.data(), executor_of(c.sequential));
+      testing::run(place, args.attention, outputs());
     }
-    workspace.check();
   }
 
  private:

@@ -1,5 +1,5 @@
-// Random steps over caches: the CPU backend against the float64 reference, in two halves: what is appended, then what
-// the attention makes of the cache that the CPU left. Cache elements that nobody may read are NaN.
+// Random steps over caches: a backend against the float64 reference, in two halves: what is appended, then what the
+// attention makes of the cache that the backend left. Cache elements that nobody may read are NaN.
 // Called through fuzz.hpp.
 #include "api/fuzz.hpp"
 #include "api/fuzz_cache.hpp"
@@ -53,8 +53,9 @@ void expect_cache(const char* what, const CacheCase& c, const CanonicalTensor& a
 
 }  // namespace
 
-void fuzz_kv_cache(uint64_t seed) {
-  const CacheCase c(seed);
+void fuzz_kv_cache(uint64_t seed, const Target& target) {
+  const CacheCase c(seed, target.splits());
+  HostPlace host(1, true);
   CacheStep step(c, c.dtype, c.strides);
   const std::vector<std::string> k_before = bytes_of(step.k, step.k_shape), v_before = bytes_of(step.v, step.v_shape);
   const int64_t k_written = step.arena.written(step.k.data), v_written = step.arena.written(step.v.data);
@@ -62,8 +63,8 @@ void fuzz_kv_cache(uint64_t seed) {
   // The append, in float64 from the same numbers.
   CacheStep wide(c, DType::kFloat64, Strides::kBhsd);
   wide.take_numbers(step);
-  wide.run(Backend::kReference, c.new_keys);
-  step.run(Backend::kCpu, c.new_keys);
+  wide.run(Backend::kReference, c.new_keys, host);
+  step.run(target.backend(), c.new_keys, *target.place(c.workers, c.sequential));
 
   expect_cache("k_cache", c, step.k, step.k_shape, k_before, values(wide.k, wide.k_shape), c.mix_bar());
   expect_cache("v_cache", c, step.v, step.v_shape, v_before, values(wide.v, wide.v_shape), c.mix_bar());
@@ -73,9 +74,9 @@ void fuzz_kv_cache(uint64_t seed) {
     expect_written("v_cache", step.arena, step.v.data, v_written + grown(step.v_shape));
   }
 
-  // The attention, in float64 over the cache that the CPU left.
+  // The attention, in float64 over the cache that the backend left.
   wide.take_numbers(step);
-  wide.run(Backend::kReference, 0);
+  wide.run(Backend::kReference, 0, host);
   expect_near("lse", values(as_canonical(step.lse), step.lse_shape), values(as_canonical(wide.lse), wide.lse_shape),
               DType::kFloat32, c.lse_bar());
   expect_near("out", values(step.out, step.out_shape), values(wide.out, wide.out_shape), step.out.dtype, c.out_bar());

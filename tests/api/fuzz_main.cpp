@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     }
     ++ran;
     try {
-      fuzzer->run(i);
+      fuzzer->run(i, CpuTarget());
     } catch (const std::exception& error) {
       ++failed;
       fmt::print("--only {} --seed {} --cases 1: {}\n", fuzzer->name, i, error.what());

@@ -1,23 +1,27 @@
-// Random premix, collapse and merge problems: the CPU backend against the float64 reference, or against the formula.
+// Random premix, collapse and merge problems: a backend against the float64 reference, or against the formula.
 // Called through fuzz.hpp.
 #include "api/fuzz.hpp"
-#include "support/problem_builder.hpp"
 
 namespace plait::testing {
 namespace {
 
-constexpr double kEpsilon = 4e-6;
-
 struct How {
+  const Target& target;
   Layout layout;
-  DeviceInfo device;
-  Executor executor;
+  int32_t workers;
+  bool sequential;
+  double epsilon;  // fp32 arithmetic; on tensor cores fp32 weights are sums of two 16-bit numbers
 
-  explicit How(Random& random)
-      : layout(random.pick({Layout::kBhsd, Layout::kBshd})),
-        device(DeviceInfo::host(static_cast<int32_t>(random.between(1, 4)))),
-        executor(executor_of(random.chance(20))) {}
+  How(Random& random, const Target& of)
+      : target(of),
+        layout(random.pick({Layout::kBhsd, Layout::kBshd})),
+        workers(static_cast<int32_t>(random.between(1, 4))),
+        sequential(random.chance(20)),
+        epsilon(of.tensor_cores() ? 4e-5 : 4e-6) {}
+  std::unique_ptr<Place> place() const { return target.place(workers, sequential); }
 };
+
+std::unique_ptr<Place> host_place() { return std::make_unique<HostPlace>(1, true); }
 
 DType weight_dtype(Random& random, DType dtype) { return random.chance(50) ? DType::kFloat32 : dtype; }
 
@@ -51,84 +55,28 @@ PremixCase choose_premix(Random& random) {
   return c;
 }
 
-PremixArgs arguments(const Premix& m, const How& how, Backend backend) {
-  const PremixProblem& p = m.problem;
-  PremixArgs args{.x = view_of(m.tensors.x, m.x_shape, how.layout, p.packed, false),
-                  .w = m.tensors.w,
-                  .rope = {},
-                  .cu_seqlens = {},
-                  .cu_seqlens_other = {},
-                  .layout = how.layout,
-                  .backend = backend};
-  if (p.has_rope) args.rope = Rope{m.tensors.cos, m.tensors.sin, p.rope_style, p.rope_index, p.rope_offset};
-  if (p.packed) args.cu_seqlens = vector_view(m.tensors.cu_seqlens, DType::kInt32, p.batch + 1);
-  if (m.tensors.cu_seqlens_other != nullptr) {
-    args.cu_seqlens_other = vector_view(m.tensors.cu_seqlens_other, DType::kInt32, p.batch + 1);
-  }
-  return args;
-}
-
-void run(const Premix& m, const How& how, Backend backend) {
-  const PremixArgs args = arguments(m, how, backend);
-  const bool packed = m.problem.packed;
-  const auto pseudo = [&](const CanonicalTensor& t) { return view_of(t, m.y_shape, how.layout, packed, true); };
-  const Plan plan = plan_premix_forward(args, how.device);
-  GuardedWorkspace workspace(plan);
-  premix_forward(args, pseudo(m.tensors.y), plan, workspace.data(), how.executor);
-  workspace.check();
-  const Plan back = plan_premix_backward(args, how.device);
-  GuardedWorkspace more(back);
-  premix_backward(args, pseudo(m.tensors.dy), view_of(m.tensors.dx, m.x_shape, how.layout, packed, false), m.tensors.dw,
-                  back, more.data(), how.executor);
-  more.check();
-}
-
-void fuzz_premix(Random& random) {
+void fuzz_premix(Random& random, const Target& target) {
   const PremixCase c = choose_premix(random);
-  const How how(random);
+  const How how(random, target);
   Premix m(c);
-  PremixCase wide_case = c;
-  wide_case.problem.dtype = wide_case.problem.weight_dtype = DType::kFloat64;
-  Premix wide(wide_case);
-  assign(wide.tensors.x, m.x_shape, values(m.tensors.x, m.x_shape));
-  assign(wide.tensors.dy, m.y_shape, values(m.tensors.dy, m.y_shape));
-  const auto copy = [](const TensorView& from, const TensorView& to) {
-    assign(as_canonical(to), shape_of(to), values(as_canonical(from), shape_of(from)));
-  };
-  copy(m.tensors.w, wide.tensors.w);
-  if (m.problem.has_rope) copy(m.tensors.cos, wide.tensors.cos), copy(m.tensors.sin, wide.tensors.sin);
-  run(m, how, Backend::kCpu);
-  run(wide, how, Backend::kReference);
+  Premix wide = float64(c, m);
+  run_both(m, how.layout, target.backend(), [&] { return how.place(); });
+  run_both(wide, how.layout, Backend::kReference, host_place);
   const PremixProblem& p = m.problem;
   const double rows = static_cast<double>(p.batch * p.seqlen * p.head_dim), heads = static_cast<double>(p.heads);
-  expect_near("y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype, kEpsilon * heads);
+  expect_near("y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype, how.epsilon * heads);
   expect_near("dx", values(m.tensors.dx, m.x_shape), values(wide.tensors.dx, m.x_shape), p.dtype,
-              kEpsilon * heads * static_cast<double>(p.pseudo_heads));
+              how.epsilon * heads * static_cast<double>(p.pseudo_heads));
   expect_near("dw", values(as_canonical(m.tensors.dw), shape_of(m.tensors.dw)),
               values(as_canonical(wide.tensors.dw), shape_of(wide.tensors.dw)), p.weight_dtype,
-              kEpsilon * (1 + std::sqrt(rows)));
+              how.epsilon * (1 + std::sqrt(rows)));
   expect_written("y", m.arena, m.tensors.y.data, elements(m.y_shape));
   expect_written("dx", m.arena, m.tensors.dx.data, elements(m.x_shape));
 }
 
 // ---- collapse
 
-void run(const Collapse& m, const How& how, bool packed, Backend backend) {
-  const CollapseArgs args{view_of(m.tensors.x, m.x_shape, how.layout, packed, true), m.tensors.r, packed, how.layout,
-                          backend};
-  const auto plain = [&](const CanonicalTensor& t) { return view_of(t, m.y_shape, how.layout, packed, false); };
-  const Plan plan = plan_collapse_forward(args, how.device);
-  GuardedWorkspace workspace(plan);
-  collapse_forward(args, plain(m.tensors.y), plan, workspace.data(), how.executor);
-  workspace.check();
-  const Plan back = plan_collapse_backward(args, how.device);
-  GuardedWorkspace more(back);
-  collapse_backward(args, plain(m.tensors.dy), view_of(m.tensors.dx, m.x_shape, how.layout, packed, true), m.tensors.dr,
-                    back, more.data(), how.executor);
-  more.check();
-}
-
-void fuzz_collapse(Random& random) {
+void fuzz_collapse(Random& random, const Target& target) {
   CollapseCase c;
   CollapseProblem& p = c.problem;
   const bool packed = random.chance(30);
@@ -140,38 +88,32 @@ void fuzz_collapse(Random& random) {
   p.seqlen = random.length(1 + 40'000 / (p.head_dim * p.pseudo_heads * p.heads));
   c.strides = random.strides();
   c.seed = random.seed();
-  const How how(random);
+  const How how(random, target);
   Collapse m(c);
-  CollapseCase wide_case = c;
-  wide_case.problem.dtype = wide_case.problem.weight_dtype = DType::kFloat64;
-  Collapse wide(wide_case);
-  assign(wide.tensors.x, m.x_shape, values(m.tensors.x, m.x_shape));
-  assign(wide.tensors.dy, m.y_shape, values(m.tensors.dy, m.y_shape));
-  assign(as_canonical(wide.tensors.r), shape_of(wide.tensors.r),
-         values(as_canonical(m.tensors.r), shape_of(m.tensors.r)));
-  run(m, how, packed, Backend::kCpu);
-  run(wide, how, packed, Backend::kReference);
+  Collapse wide = float64(c, m);
+  run_both(m, packed, how.layout, target.backend(), [&] { return how.place(); });
+  run_both(wide, packed, how.layout, Backend::kReference, host_place);
   const double terms = static_cast<double>(p.heads * p.pseudo_heads),
                rows = static_cast<double>(p.batch * p.seqlen * p.head_dim);
   expect_near("collapse y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype,
-              kEpsilon * terms);
+              how.epsilon * terms);
   expect_near("collapse dx", values(m.tensors.dx, m.x_shape), values(wide.tensors.dx, m.x_shape), p.dtype,
-              kEpsilon * terms);
+              how.epsilon * terms);
   expect_near("dr", values(as_canonical(m.tensors.dr), shape_of(m.tensors.dr)),
               values(as_canonical(wide.tensors.dr), shape_of(wide.tensors.dr)), p.weight_dtype,
-              kEpsilon * (1 + std::sqrt(rows)));
+              how.epsilon * (1 + std::sqrt(rows)));
   expect_written("collapse y", m.arena, m.tensors.y.data, elements(m.y_shape));
   expect_written("collapse dx", m.arena, m.tensors.dx.data, elements(m.x_shape));
 }
 
 // ---- merge_states
 
-void fuzz_merge(Random& random) {
+void fuzz_merge(Random& random, const Target& target) {
   const bool packed = random.chance(30);
   const Shape shape{packed ? 1 : random.between(1, 3), random.between(1, 3), random.length(70), 1, random.head_dim()};
   const Shape lse_shape{shape[0], shape[1], shape[2], 1, 1};
   const DType dtype = random.dtype();
-  const How how(random);
+  const How how(random, target);
   const int64_t parts = random.between(1, 4);
   Arena arena(random.seed(), random.strides());
   std::vector<CanonicalTensor> outs;
@@ -191,9 +133,8 @@ void fuzz_merge(Random& random) {
   }
   const CanonicalTensor out = arena.poisoned(dtype, shape);
   const RowTensor lse = arena.rows(DType::kFloat32, shape[0], shape[1], shape[2], 0);
-  merge_states({out_views.data(), lse_views.data(), parts, how.layout, packed},
-               {view_of(out, shape, how.layout, packed, false), view_of(lse, lse_shape, packed)}, how.executor,
-               how.device.workers);
+  run(*how.place(), MergeArgs{out_views.data(), lse_views.data(), parts, how.layout, packed},
+      AttentionOutputs{view_of(out, shape, how.layout, packed, false), view_of(lse, lse_shape, packed)});
   std::vector<double> expected_lse, expected;
   for_each_index(lse_shape, [&](const reference::Index& at) {
     double sum = 0;
@@ -209,19 +150,19 @@ void fuzz_merge(Random& random) {
     }
   });
   // Rounding of an LSE of 60 reaches the weights.
-  expect_near("merged lse", values(as_canonical(lse), lse_shape), expected_lse, DType::kFloat32, kEpsilon);
-  expect_near("merged out", values(out, shape), expected, dtype, 10 * kEpsilon);
+  expect_near("merged lse", values(as_canonical(lse), lse_shape), expected_lse, DType::kFloat32, how.epsilon);
+  expect_near("merged out", values(out, shape), expected, dtype, 10 * how.epsilon);
   expect_written("merged out", arena, out.data, elements(shape));
 }
 
 }  // namespace
 
-void fuzz_mix(uint64_t seed) {
-  Random random(seed);
+void fuzz_mix(uint64_t seed, const Target& target) {
+  Random random(seed, target.tensor_cores());
   const int64_t which = random.below(3);
-  if (which == 0) return fuzz_premix(random);
-  if (which == 1) return fuzz_collapse(random);
-  fuzz_merge(random);
+  if (which == 0) return fuzz_premix(random, target);
+  if (which == 1) return fuzz_collapse(random, target);
+  fuzz_merge(random, target);
 }
 
 }  // namespace plait::testing

@@ -14,7 +14,8 @@ constexpr uint64_t kCases = 300;
 TEST(Fuzz, FixedSeeds) {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     const Fuzzer& fuzzer = fuzzer_of(seed);
-    EXPECT_NO_THROW(fuzzer.run(seed)) << "plait_fuzz --only " << fuzzer.name << " --seed " << seed << " --cases 1";
+    EXPECT_NO_THROW(fuzzer.run(seed, CpuTarget()))
+        << "plait_fuzz --only " << fuzzer.name << " --seed " << seed << " --cases 1";
   }
 }
 
@@ -40,10 +41,8 @@ TEST(Fuzz, QueriesWithoutKeysAreNotTurned) {
           args.rope = Rope{table(), table(), RopeStyle::kHalf, index, 4};
         }
         const CanonicalTensor y = arena.poisoned(DType::kFloat32, y_shape);
-        const Plan plan = plan_premix_forward(args, DeviceInfo::host(1));
-        GuardedWorkspace workspace(plan);
-        premix_forward(args, view_of(y, y_shape, Layout::kBhsd, true, true), plan, workspace.data(),
-                       Executor::threads());
+        HostPlace place(1, false);
+        run(place, args, view_of(y, y_shape, Layout::kBhsd, true, true));
         results.push_back(values(y, y_shape));
       }
       EXPECT_EQ(results[0], results[1]);

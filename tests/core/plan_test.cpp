@@ -21,7 +21,9 @@ void plan_fake(const AttentionProblem&, const DeviceInfo& device, Plan& plan) {
 constexpr Implementation fake(Backend backend, decltype(Implementation::plan_attention) plan_attention) {
   return {backend, plan_attention, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 }
-constexpr std::array<Implementation, 2> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr)};
+constexpr std::array<Implementation, 4> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr),
+                                               fake(Backend::kCudaMma, plan_fake),
+                                               fake(Backend::kCudaNaive, plan_fake)};
 
 AttentionProblem problem() {
   AttentionProblem p;
@@ -70,8 +72,57 @@ TEST(Plan, RefusesBackendsThatAreNotBuilt) {
   EXPECT_NE(refusal(p).find("not in this build"), std::string::npos) << refusal(p);
   p.backend = Backend::kAuto;
   p.device.kind = DeviceKind::kCuda;
-  EXPECT_NE(refusal(p, DeviceInfo::by_name("h200")).find("missing: cuda tensors"), std::string::npos);
   EXPECT_NE(refusal(p), "");  // a plan for the CPU with tensors on a GPU
+}
+
+AttentionProblem on_gpu(DType dtype, int64_t head_dim) {
+  AttentionProblem p = problem();
+  p.device.kind = DeviceKind::kCuda;
+  p.dtype = p.out_dtype = dtype;
+  p.head_dim = p.head_dim_v = head_dim;
+  return p;
+}
+
+TEST(Plan, GpusGetTensorCoresWhereTheyCanBeUsed) {
+  const auto backend = [](DType dtype, int64_t head_dim, const char* gpu) {
+    return make_plan(on_gpu(dtype, head_dim), DeviceInfo::by_name(gpu), kFakes).backend;
+  };
+  for (const char* gpu : {"a100", "a10", "l4", "rtx4090", "h200"}) {
+    EXPECT_EQ(backend(DType::kBFloat16, 128, gpu), Backend::kCudaMma) << gpu;
+    EXPECT_EQ(backend(DType::kFloat16, 256, gpu), Backend::kCudaMma) << gpu;
+    EXPECT_EQ(backend(DType::kFloat16, 264, gpu), Backend::kCudaNaive) << gpu;
+    EXPECT_EQ(backend(DType::kBFloat16, 100, gpu), Backend::kCudaNaive) << gpu;
+    EXPECT_EQ(backend(DType::kFloat32, 64, gpu), Backend::kCudaNaive) << gpu;
+  }
+  EXPECT_EQ(backend(DType::kFloat16, 128, "t4"), Backend::kCudaMma);
+  EXPECT_EQ(backend(DType::kBFloat16, 128, "t4"), Backend::kCudaNaive);
+  AttentionProblem p = on_gpu(DType::kBFloat16, 128);
+  p.backend = Backend::kCudaMma;
+  EXPECT_NE(refusal(p, DeviceInfo::by_name("t4")).find("missing: bfloat16"), std::string::npos);
+  p = on_gpu(DType::kFloat64, 64);
+  EXPECT_NE(refusal(p, DeviceInfo::by_name("h200")).find("missing: float64"), std::string::npos);
+  p = on_gpu(DType::kFloat32, 64);
+  p.backend = Backend::kReference;
+  EXPECT_NE(refusal(p, DeviceInfo::by_name("h200")).find("missing: cuda tensors"), std::string::npos);
+}
+
+TEST(Plan, RefusalsSayEachThingOnceAndTheWayOut) {
+  AttentionProblem p = on_gpu(DType::kFloat16, 100);
+  p.backend = Backend::kCudaMma;
+  std::string text = refusal(p, DeviceInfo::by_name("h200"));
+  EXPECT_NE(text.find("head dims 8 to 256 in multiples of 8"), std::string::npos) << text;
+  EXPECT_NE(text.find("missing: head dim 100. way out: use backend auto"), std::string::npos) << text;
+  EXPECT_EQ(text.find("supported by"), text.rfind("supported by")) << text;
+  p = problem();
+  p.backend = Backend::kCudaMma;
+  text = refusal(p);
+  EXPECT_NE(text.find("missing: cpu tensors"), std::string::npos) << text;
+  EXPECT_EQ(text.find("compute capability"), std::string::npos) << text;
+  EXPECT_NE(text.find("way out: move the tensors to a GPU, or use backend auto"), std::string::npos) << text;
+  p.backend = Backend::kCpu;
+  p.strategy = Strategy::kSplitD;
+  text = refusal(p);
+  EXPECT_NE(text.find("head dims 1 to 1024;"), std::string::npos) << text;
 }
 
 TEST(Plan, IsAPrintableValueBoundToItsProblem) {

@@ -51,7 +51,16 @@ TEST(ValidatePremix, RefusesEachBadArgumentByName) {
       {"", [](PremixCall&) {}},
       {"", [](PremixCall& c) { c.make_packed(); }},
       {"x", [](PremixCall& c) { c.args.x.rank = 3; }},
-      {"x", [](PremixCall& c) { c.args.x = c.tensor({2, 0, 6, 8}); }},
+      {"w", [](PremixCall& c) { c.args.x = c.tensor({2, 0, 6, 8}); }},
+      {"",
+       [](PremixCall& c) {
+         c.args.x = c.tensor({2, 0, 6, 8}), c.args.w = c.tensor({0, 4, 0}), c.y = c.tensor({2, 0, 6, 4, 8});
+         c.args.rope->offset = -6;  // no head, so no row that would stand there
+       }},
+      {"",
+       [](PremixCall& c) {
+         c.args.x = c.tensor({0, 3, 6, 8}), c.y = c.tensor({0, 3, 6, 4, 8}), c.args.rope->offset = -6;
+       }},
       {"w", [](PremixCall& c) { c.args.w = c.tensor({3, 4, 2}); }},
       {"w", [](PremixCall& c) { c.args.w = c.tensor({3, 0, 3}); }},
       {"w", [](PremixCall& c) { c.args.w = c.tensor({3, 4}); }},
@@ -109,6 +118,14 @@ TEST(ValidateMerge, RefusesEachBadArgumentByName) {
   EXPECT_EQ(refused([&] { validate(args, outputs); }), "lses");
   outs[1].dtype = DType::kFloat16;
   EXPECT_EQ(refused([&] { validate(args, outputs); }), "outs");
+  // The parts are looked at first: what is wrong with all of them is not put down to the outputs.
+  outs[0].rank = 3;
+  EXPECT_EQ(refused([&] { validate(args, outputs); }), "outs");
+  outs[0] = outs[1] = memory.tensor({1, 2, 3, 4});
+  lses[0].shape[1] = lses[1].shape[1] = outputs.lse.shape[1] = 3;
+  EXPECT_EQ(refused([&] { validate(args, outputs); }), "lses");
+  lses[0] = memory.tensor({1, 2, 3}), lses[1] = memory.tensor({1, 2, 3});
+  EXPECT_EQ(refused([&] { validate(args, outputs); }), "lse");
 }
 
 }  // namespace

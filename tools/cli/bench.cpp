@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,13 +27,12 @@ struct Timing {
 };
 
 // Times `repeats` runs after `warmup` untimed ones. `flops` of one run: visible scores only.
-Timing measure(const Bench& asked, const Plan& plan, double flops, const std::function<void()>& body) {
+Timing measure(const Bench& asked, const Runner& runner, const Plan& plan, double flops,
+               const std::function<void()>& body) {
   for (int64_t i = 0; i < asked.warmup; ++i) body();
   std::vector<double> times_ms;
   for (int64_t i = 0; i < asked.repeats; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    body();
-    times_ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    times_ms.push_back(runner.time_ms(body));
   }
   std::sort(times_ms.begin(), times_ms.end());
   Timing timing{op_name(plan.op), plan, times_ms[times_ms.size() / 2], times_ms.front(), 0};
@@ -53,9 +51,11 @@ int bench(const Bench& asked) {
   const double pairs = problem.visible_pairs(), d = static_cast<double>(problem.head_dim),
                dv = static_cast<double>(problem.value_dim());
   // Two operations for each multiply-add: QK and PV forward; QK, dO V, dS K, dS Q and P dO backward.
-  std::vector<Timing> timings{measure(asked, results.forward_plan, 2 * pairs * (d + dv), [&] { runner.forward(); })};
+  std::vector<Timing> timings{
+      measure(asked, runner, results.forward_plan, 2 * pairs * (d + dv), [&] { runner.forward(); })};
   if (!asked.forward_only) {
-    timings.push_back(measure(asked, results.backward_plan, 2 * pairs * (3 * d + 2 * dv), [&] { runner.backward(); }));
+    timings.push_back(
+        measure(asked, runner, results.backward_plan, 2 * pairs * (3 * d + 2 * dv), [&] { runner.backward(); }));
   }
   nlohmann::json rows = nlohmann::json::array();
   std::string table = fmt::format("{:<20} {:>10} {:>9} {:>12} {:>12} {:>10}\n", "op", "backend", "strategy",
@@ -77,8 +77,11 @@ int bench(const Bench& asked) {
         "{}\n",
         nlohmann::json({{"problem", problem.describe()}, {"repeats", asked.repeats}, {"timings", rows}}).dump(2));
   } else {
-    fmt::print("{}\n{} threads, {} repeats\n{}TFLOP/s counts the scores that the mask leaves.\n", problem.describe(),
-               results.forward_plan.workers, asked.repeats, table);
+    const Plan& plan = results.forward_plan;
+    const std::string where =
+        plan.device.kind == DeviceKind::kCuda ? plan.device.name : fmt::format("{} threads", plan.workers);
+    fmt::print("{}\n{}, {} repeats\n{}TFLOP/s counts the scores that the mask leaves.\n", problem.describe(), where,
+               asked.repeats, table);
   }
   return kExitOk;
 }
@@ -89,6 +92,7 @@ void add_bench(CLI::App& app, Run& run) {
   const auto asked = std::make_shared<Bench>();
   CLI::App* command = app.add_subcommand("bench", "Time attention on this machine, forward and backward");
   add_problem_options(*command, asked->problem);
+  add_run_device(*command, asked->problem);
   add_integer(*command, "--repeats", asked->repeats, 1, "timed runs (default 10)", 1000000);
   add_integer(*command, "--warmup", asked->warmup, 0, "untimed runs before them (default 2)", 1000000);
   command->add_flag("--forward-only", asked->forward_only, "no backward");
@@ -98,7 +102,8 @@ void add_bench(CLI::App& app, Run& run) {
       "Examples:\n"
       "  plait bench --seqlen-q 2048 --head-dim 128 --causal\n"
       "  plait bench --seqlen-q 1 --seqlen-kv 32768 --heads 32 --kv-heads 8 --dtype bfloat16 --forward-only\n"
-      "  plait bench --mode joint --P 4 --seqlen-q 2048 --causal --window 255 -1 --json");
+      "  plait bench --device cuda --seqlen-q 4096 --heads 32 --head-dim 128 --dtype bfloat16 --causal\n"
+      "  plait bench --mode joint --P 4 --seqlen-q 2048 --causal --window 255 0 --json");
   command->callback([asked, &run] { run = [asked] { return bench(*asked); }; });
 }
 

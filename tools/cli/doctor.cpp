@@ -7,33 +7,11 @@
 
 #include "commands.hpp"
 #include "facts.hpp"
+#include "plait/plan.hpp"
 #include "plait/version.hpp"
-#include "problem.hpp"
 
 namespace plait::cli {
 namespace {
-
-// Whether this build has `backend`: asks for the plan of a small call.
-bool built(Backend backend) {
-  alignas(64) static char memory[64];
-  Problem problem;
-  problem.options.backend = backend;
-  const bool cuda = backend == Backend::kCudaNaive || backend == Backend::kCudaMma || backend == Backend::kCudaSm90;
-  if (cuda) problem.device = "h200";
-  problem.dtype = cuda ? DType::kBFloat16 : DType::kFloat32;
-  AttentionArgs args;
-  args.q = problem.view(Slot::kQuery, memory, problem.dtype);
-  args.k = problem.view(Slot::kKey, memory, problem.dtype);
-  args.v = problem.view(Slot::kValue, memory, problem.dtype);
-  args.options = problem.options;
-  try {
-    plan_attention_forward(args, problem.device_info());
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;
-    return false;
-  }
-}
 
 void line(const char* name, const std::string& text) { fmt::print("  {:<10} {}\n", name, text); }
 
@@ -60,6 +38,11 @@ std::vector<std::string> advice(const Driver& driver, const PythonFacts& python,
   if (!driver.gpus.empty() && !cuda_built) {
     lines.emplace_back("this build has no CUDA backend, so the GPU is not used; the CPU backend serves every call");
   }
+  constexpr int kCuda13 = 13000;
+  if (cuda_built && driver.cuda_version > 0 && driver.cuda_version < kCuda13) {
+    lines.emplace_back(
+        "the NVIDIA driver is too old for the CUDA 13 kernels of this build: install driver 580 or newer");
+  }
   if (!driver.kernel_module.empty() && !driver.library_problem.empty()) {
     lines.push_back("the NVIDIA driver cannot be used: " + driver.library_problem +
                     "; install the driver's libcuda for this system");
@@ -82,7 +65,7 @@ int doctor() {
   bool cuda_built = false;
   for (const Backend backend :
        {Backend::kReference, Backend::kCpu, Backend::kCudaNaive, Backend::kCudaMma, Backend::kCudaSm90}) {
-    const bool here = built(backend);
+    const bool here = backend_is_built(backend);
     cuda_built = cuda_built || (here && backend >= Backend::kCudaNaive);
     line(backend_name(backend), here ? "built" : "not in this build");
   }

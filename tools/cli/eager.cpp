@@ -157,18 +157,21 @@ class Eager {
       double* dq = &result_.dq[q_.at(b, h, query.position, query.pseudo)];
       for (int64_t d = 0; d < k_.dim; ++d) dq[d] = round(scale_ * dq_[pass * k_.dim + d]);
     }
-    if (!in_.sinks.empty())
-      add_sink_error(h, std::exp(in_.sinks[h] - result_.lse[lse_at(b, h, row)]), delta, dout, out);
+    if (!in_.sinks.empty()) add_sink_error(h, in_.sinks[h], result_.lse[lse_at(b, h, row)], delta, dout, out);
   }
 
-  // dsink sums -weight * delta over rows: delta carries the rounding of out, and each sum one of fp32.
-  void add_sink_error(int64_t h, double weight, double delta, const double* dout, const double* out) {
+  // dsink sums -weight * delta over rows: delta carries the rounding of out, weight that of an fp32 logit of the size
+  // of LSE (and of the sums in it), and each sum one of fp32.
+  void add_sink_error(int64_t h, double sink, double lse, double delta, const double* dout, const double* out) {
+    constexpr double kLogitRoundings = 4;
+    const double weight = std::exp(sink - lse);
     double squares = 0;
     for (int64_t d = 0; d < v_.dim; ++d) squares += dout[d] * out[d] * dout[d] * out[d];
     dsinks_[h] -= weight * delta;
     const double of_out = weight * roundoff(out_dtype_) * std::sqrt(squares);
     const double of_sum = roundoff(DType::kFloat32) * dsinks_[h];
-    variance_[h] += of_out * of_out + of_sum * of_sum;
+    const double of_lse = weight * delta * kLogitRoundings * roundoff(DType::kFloat32) * lse;
+    variance_[h] += of_out * of_out + of_sum * of_sum + of_lse * of_lse;
   }
 
   const Problem& problem_;

@@ -66,12 +66,14 @@ void add_explain(CLI::App& app, Run& run) {
   command->add_flag("--backward", asked->backward, "the backward plan too");
   std::string names;
   for (const std::string& name : DeviceInfo::known_names()) names += (names.empty() ? "" : ", ") + name;
-  command->add_option("--device", asked->problem.device, "plan for this device, present or not (" + names + ")");
+  command->add_option("--device", asked->problem.device,
+                      "plan for this device, present or not: " + names + "; or cuda, cuda:N for a GPU of this machine");
   command->footer(
       "Examples:\n"
       "  plait explain --seqlen-q 4096 --causal\n"
       "  plait explain --seqlen-q 1 --seqlen-kv 32768 --heads 32 --kv-heads 8 --head-dim 128 --dtype bfloat16\n"
-      "  plait explain --mode joint --P 4 --seqlen-q 8192 --causal --window 1023 -1 --backward");
+      "  plait explain --device h200 --seqlen-q 4096 --head-dim 128 --dtype bfloat16 --causal --backward\n"
+      "  plait explain --mode joint --P 4 --seqlen-q 8192 --causal --window 1023 0 --backward");
   command->callback([asked, &run] { run = [asked] { return explain(*asked); }; });
 }
 

@@ -28,6 +28,42 @@ std::string command_names(const CLI::App& app) {
   return names;
 }
 
+// The command that was asked for, "" if none, with a space behind it.
+std::string asked_command(const CLI::App& app) {
+  const auto parsed = app.get_subcommands();
+  return parsed.empty() ? "" : parsed.front()->get_name() + " ";
+}
+
+std::string help_hint(const CLI::App& app) { return fmt::format(" (see plait {}--help)", asked_command(app)); }
+
+// A refusal of the library under the name of the option that the user gave.
+std::string in_options(const CLI::App& app, const Error& error) {
+  const auto parsed = app.get_subcommands();
+  std::string option = "--" + error.argument();
+  std::replace(option.begin(), option.end(), '_', '-');
+  const bool given = !parsed.empty() && parsed.front()->get_option_no_throw(option) != nullptr &&
+                     parsed.front()->get_option_no_throw(option)->count() > 0;
+  return given ? option + std::string(error.what()).substr(error.argument().size()) : error.what();
+}
+
+// "; did you mean --seqlen-q, --seqlen-kv?" for an option that no command has.
+std::string similar_options(const CLI::App& app) {
+  std::string found;
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (std::string extra : command->remaining()) {
+      std::replace(extra.begin(), extra.end(), '_', '-');
+      extra = extra.substr(0, extra.find('='));
+      if (extra.size() < 3 || extra.compare(0, 2, "--") != 0) continue;
+      for (const CLI::Option* option : command->get_options()) {
+        const std::string name = option->get_name();
+        if (name.find(extra.substr(2)) == std::string::npos && extra.find(name) == std::string::npos) continue;
+        found += (found.empty() ? "; did you mean " : ", ") + name;
+      }
+    }
+  }
+  return found.empty() ? found : found + "?";
+}
+
 int run_main(int argc, char** argv) {
   CLI::App app{"Exact attention and Interleaved Head Attention (IHA): what runs here, why, how exactly and how fast"};
   app.name("plait");
@@ -47,7 +83,11 @@ int run_main(int argc, char** argv) {
   add_window(app, run);
   add_check(app, run);
   add_bench(app, run);
-  const std::string first = argc > 1 ? argv[1] : "";
+  if (argc < 2) {
+    fmt::print("{}", app.help());
+    return kExitOk;
+  }
+  const std::string first = argv[1];
   const std::string choose = fmt::format("expected one of {} (see plait --help)", command_names(app));
   const auto named = app.get_subcommands([&first](const CLI::App* command) { return command->get_name() == first; });
   if (first.empty() || (first[0] != '-' && named.empty())) {
@@ -58,12 +98,12 @@ int run_main(int argc, char** argv) {
     return run ? run() : refuse("command: got none, " + choose);
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
+  } catch (const CLI::ExtrasError& error) {
+    return refuse(error.what() + similar_options(app) + help_hint(app));
   } catch (const CLI::ParseError& error) {
-    const auto parsed = app.get_subcommands();
-    const std::string command = parsed.empty() ? "" : parsed.front()->get_name() + " ";
-    return refuse(fmt::format("{} (see plait {}--help)", error.what(), command));
+    return refuse(error.what() + help_hint(app));
   } catch (const Error& error) {
-    return refuse(error.what());
+    return refuse(in_options(app, error) + help_hint(app));
   } catch (const std::bad_alloc&) {
     return refuse("not enough memory for this problem; use smaller sizes");
   } catch (const std::exception& error) {

@@ -11,6 +11,8 @@
 namespace plait::cli {
 namespace {
 
+constexpr int64_t kMaxHeadDim = 1024;  // of the library
+
 void add_shape_options(CLI::App& app, Problem& problem) {
   const std::string group = "Shape";
   add_integer(app, "--batch", problem.batch, 0, fmt::format("sequences (default {})", problem.batch))->group(group);
@@ -22,9 +24,10 @@ void add_shape_options(CLI::App& app, Problem& problem) {
       ->group(group);
   add_integer(app, "--seqlen-kv", problem.seqlen_kv, 0, "key positions per sequence (default --seqlen-q)")
       ->group(group);
-  add_integer(app, "--head-dim", problem.head_dim, 0, fmt::format("width of q and k (default {})", problem.head_dim))
+  add_integer(app, "--head-dim", problem.head_dim, 1, fmt::format("width of q and k (default {})", problem.head_dim),
+              kMaxHeadDim)
       ->group(group);
-  add_integer(app, "--head-dim-v", problem.head_dim_v, 0, "width of v and the output (default --head-dim)")
+  add_integer(app, "--head-dim-v", problem.head_dim_v, 1, "width of v and the output (default --head-dim)", kMaxHeadDim)
       ->group(group);
   add_choice<DType>(app, "--dtype", problem.dtype,
                     {{"float16", DType::kFloat16},
@@ -47,7 +50,7 @@ void add_head_options(CLI::App& app, Problem& problem) {
       {{"plain", HeadMode::kPlain}, {"joint", HeadMode::kJoint}, {"interleaved", HeadMode::kInterleaved}},
       "how pseudo-heads meet, default plain")
       ->group(group);
-  add_integer(app, "--P", problem.pseudo_heads, 0, "pseudo-heads per head in joint and interleaved mode (default 1)")
+  add_integer(app, "--P", problem.pseudo_heads, 1, "pseudo-heads per head in joint and interleaved mode (default 1)")
       ->group(group);
   add_choice<PseudoMask>(app, "--mask", options.mask, {{"flat", PseudoMask::kFlat}, {"token", PseudoMask::kToken}},
                          "causal rule of interleaved mode, default flat")
@@ -100,10 +103,25 @@ void add_problem_options(CLI::App& app, Problem& problem) {
   add_plan_options(app, problem);
 }
 
+void add_run_device(CLI::App& app, Problem& problem) {
+  app.add_option("--device", problem.device, "where to run: cpu (default), cuda, or cuda:N for one of several GPUs")
+      ->check([](const std::string& name) {
+        const bool here = name == "cpu" || name.substr(0, 4) == "cuda";
+        return here ? std::string()
+                    : fmt::format("got '{}', expected cpu, cuda or cuda:N; explain plans for others", name);
+      });
+}
+
 void finish_problem(const Problem& problem) {
   if (problem.options.mode == HeadMode::kPlain && problem.pseudo_heads != 1) {
     throw CLI::ValidationError(
         "--P", fmt::format("got {} in plain mode; add --mode joint or --mode interleaved", problem.pseudo_heads));
+  }
+  const int64_t divisor = problem.kv_heads();
+  if (divisor == 0 ? problem.heads != 0 : problem.heads % divisor != 0) {
+    throw CLI::ValidationError(
+        "--kv-heads", fmt::format("got {} for {} query heads, expected a divisor of {}; see also --heads", divisor,
+                                  problem.heads, problem.heads));
   }
   const int64_t dim = std::max(problem.head_dim, problem.value_dim()),
                 length = std::max(problem.seqlen_q, problem.kv_length());
@@ -117,7 +135,12 @@ void finish_problem(const Problem& problem) {
 }
 
 DeviceInfo Problem::device_info() const {
-  return device == "cpu" ? DeviceInfo::host(static_cast<int32_t>(workers)) : DeviceInfo::by_name(device);
+  return device == "cpu" ? DeviceInfo::host(static_cast<int32_t>(workers)) : DeviceInfo::named(device);
+}
+
+int32_t Problem::gpu_index() const {
+  constexpr std::string_view kPrefix = "cuda:";
+  return device.size() > kPrefix.size() ? std::stoi(device.substr(kPrefix.size())) : 0;
 }
 
 TensorView Problem::view(Slot slot, void* data, DType slot_dtype) const {

@@ -36,6 +36,7 @@ struct Problem {
   int64_t passes() const { return options.mode == HeadMode::kJoint ? pseudo_heads : 1; }
 
   DeviceInfo device_info() const;
+  int32_t gpu_index() const;  // N of device "cuda:N", 0 of "cuda"
   // The view of a tensor of this problem at `data`, contiguous in the problem's layout.
   TensorView view(Slot slot, void* data, DType slot_dtype) const;
   // Keys [lo, hi) that softmax row `row` sees; the mask written down once more, apart from the library's.
@@ -47,6 +48,8 @@ struct Problem {
 
 // Adds every option of the problem; `finish` must run after parsing.
 void add_problem_options(CLI::App& app, Problem& problem);
+// --device for commands that run something: cpu, cuda or cuda:N.
+void add_run_device(CLI::App& app, Problem& problem);
 // Checks what only the command line can get wrong (a P without a mode, sizes that overflow).
 void finish_problem(const Problem& problem);
 

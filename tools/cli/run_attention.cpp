@@ -2,6 +2,8 @@
 // Called through run_attention.hpp.
 #include "run_attention.hpp"
 
+#include <chrono>
+
 namespace plait::cli {
 namespace {
 
@@ -106,19 +108,68 @@ Runner::Runner(const Problem& problem, const Inputs& inputs, Results& results)
       grads_{results.dq.view, results.dk.view, results.dv.view, view_if(problem.sinks, results.dsinks)},
       results_(results) {
   const DeviceInfo device = problem.device_info();
+  if (device.kind == DeviceKind::kCuda) move_to_gpu(problem, inputs);
   results_.forward_plan = plan_attention_forward(args_, device);
   results_.backward_plan = plan_attention_backward(backward_args_, device);
-  require_memory(static_cast<double>(results_.forward_plan.workspace_bytes + results_.backward_plan.workspace_bytes));
-  forward_workspace_ = Buffer(results_.forward_plan.workspace_bytes);
-  backward_workspace_ = Buffer(results_.backward_plan.workspace_bytes);
+  const int64_t forward_bytes = results_.forward_plan.workspace_bytes,
+                backward_bytes = results_.backward_plan.workspace_bytes;
+  if (gpu_) {
+    forward_workspace_ = gpu_->allocate(forward_bytes), backward_workspace_ = gpu_->allocate(backward_bytes);
+    return;
+  }
+  require_memory(static_cast<double>(forward_bytes + backward_bytes));
+  host_forward_ = Buffer(forward_bytes), host_backward_ = Buffer(backward_bytes);
+  forward_workspace_ = host_forward_.data(), backward_workspace_ = host_backward_.data();
 }
 
-void Runner::forward() {
-  attention_forward(args_, outputs_, results_.forward_plan, forward_workspace_.data(), Executor::threads());
+void Runner::move_to_gpu(const Problem& problem, const Inputs& inputs) {
+  gpu_.emplace(problem.gpu_index());
+  const auto copied = [this](const Tensor& tensor) {
+    TensorView view = tensor.view;
+    view.device = {DeviceKind::kCuda, gpu_->index()};
+    if (view.data == nullptr) return view;
+    const int64_t bytes = view.numel() * dtype_bytes(view.dtype);
+    view.data = gpu_->allocate(bytes);
+    gpu_->upload(view.data, tensor.view.data, bytes);
+    return view;
+  };
+  const auto output = [&](const Tensor& tensor) {
+    const TensorView view = copied(tensor);
+    on_gpu_.emplace_back(&tensor, view.data);
+    return view;
+  };
+  args_.q = copied(inputs.q), args_.k = copied(inputs.k), args_.v = copied(inputs.v);
+  if (args_.sinks) args_.sinks = copied(inputs.sinks);
+  if (args_.cu_seqlens_q) args_.cu_seqlens_q = copied(inputs.cu_q), args_.cu_seqlens_k = copied(inputs.cu_k);
+  outputs_ = {output(results_.out), output(results_.lse)};
+  backward_args_ = {.forward = without_strategy(args_),
+                    .out = outputs_.out,
+                    .lse = outputs_.lse,
+                    .dout = copied(inputs.dout),
+                    .dlse = copied(inputs.dlse)};
+  grads_ = {output(results_.dq), output(results_.dk), output(results_.dv),
+            grads_.dsinks ? std::optional(output(results_.dsinks)) : std::nullopt};
 }
+
+void Runner::forward() { attention_forward(args_, outputs_, results_.forward_plan, forward_workspace_, executor()); }
 
 void Runner::backward() {
-  attention_backward(backward_args_, grads_, results_.backward_plan, backward_workspace_.data(), Executor::threads());
+  attention_backward(backward_args_, grads_, results_.backward_plan, backward_workspace_, executor());
+}
+
+Executor Runner::executor() const { return gpu_ ? Executor::on_stream(nullptr) : Executor::threads(); }
+
+void Runner::collect() {
+  for (const auto& [tensor, data] : on_gpu_) {
+    gpu_->download(tensor->view.data, data, tensor->view.numel() * dtype_bytes(tensor->view.dtype));
+  }
+}
+
+double Runner::time_ms(const std::function<void()>& body) const {
+  if (gpu_) return gpu_->time_ms(body);
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace plait::cli

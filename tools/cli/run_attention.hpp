@@ -1,10 +1,15 @@
-// One attention problem with its tensors on the host, and how to run it on a backend.
+// One attention problem with its tensors on the host, and how to run it on a backend of the CPU or of a GPU.
 // Called by check and bench.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <random>
+#include <utility>
+#include <vector>
 
+#include "gpu.hpp"
 #include "problem.hpp"
 #include "tensors.hpp"
 
@@ -36,20 +41,30 @@ AttentionArgs attention_args(const Problem& problem, const Inputs& inputs);
 AttentionArgs without_strategy(AttentionArgs args);
 AttentionBackwardArgs backward_args(const Problem& problem, const Inputs& inputs, const Results& results);
 
-// Plans on first use, then only runs.
+// Plans once, then only runs. On a GPU it works on copies in device memory: a run is done, and its results are where
+// Results has them, after collect().
 class Runner {
  public:
   Runner(const Problem& problem, const Inputs& inputs, Results& results);
   void forward();
   void backward();
+  void collect();
+  // Milliseconds of one call of `body`, which calls forward() or backward().
+  double time_ms(const std::function<void()>& body) const;
 
  private:
+  void move_to_gpu(const Problem& problem, const Inputs& inputs);
+  Executor executor() const;
+
   AttentionArgs args_;
   AttentionBackwardArgs backward_args_;
   AttentionOutputs outputs_;
   AttentionGrads grads_;
   Results& results_;
-  Buffer forward_workspace_, backward_workspace_;
+  void *forward_workspace_ = nullptr, *backward_workspace_ = nullptr;
+  Buffer host_forward_, host_backward_;
+  std::optional<GpuMemory> gpu_;
+  std::vector<std::pair<const Tensor*, void*>> on_gpu_;  // outputs and where they are in device memory
 };
 
 }  // namespace plait::cli

@@ -13,11 +13,14 @@
 namespace plait::cli {
 namespace {
 
+constexpr int64_t kMaxPositions = int64_t{1} << 32;  // what flop_matched_window takes
+
 struct Window {
   std::vector<int64_t> lengths;
   int64_t pseudo_heads = 4, tile = 128;
   HeadMode mode = HeadMode::kJoint;
   bool json = false;
+  bool given = false;  // --P
 };
 
 int window(const Window& asked) {
@@ -25,6 +28,11 @@ int window(const Window& asked) {
   std::string table = fmt::format("{:>10} {:>10} {:>12} {:>14} {:>14} {:>7}\n", "N", "formula", "tile-matched",
                                   "visits", "causal visits", "ratio");
   for (const int64_t length : asked.lengths) {
+    if (asked.pseudo_heads > 1 && asked.pseudo_heads > length / 2) {
+      throw CLI::ValidationError(
+          "--P", fmt::format("got {}{} with N = {}, expected 2P <= N; name longer sequences or a smaller --P",
+                             asked.pseudo_heads, asked.given ? "" : " (the default)", length));
+    }
     const FlopMatch match = flop_matched_window(length, asked.pseudo_heads, asked.mode, asked.tile);
     rows.push_back({{"N", length},
                     {"P", asked.pseudo_heads},
@@ -49,25 +57,28 @@ void add_window(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand(
       "window", "Print the window that makes IHA visit as many key tiles as causal attention does at length N");
   const auto lengths = [asked](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) asked->lengths.push_back(parse_integer("N", text, 1, kMaxSize));
+    for (const std::string& text : texts) asked->lengths.push_back(parse_integer("N", text, 1, kMaxPositions));
   };
   command->add_option_function<std::vector<std::string>>("N", lengths, "sequence lengths")
       ->required()
       ->type_name("INT");
-  add_integer(*command, "--P", asked->pseudo_heads, 1, "pseudo-heads per head (default 4)");
-  add_integer(*command, "--tile", asked->tile, 1, "rows and keys of a tile (default 128)");
+  CLI::Option* const pseudo_heads =
+      add_integer(*command, "--P", asked->pseudo_heads, 1, "pseudo-heads per head (default 4)");
+  add_integer(*command, "--tile", asked->tile, 1, "rows and keys of a tile (default 128)", kMaxPositions);
   add_choice<HeadMode>(*command, "--mode", asked->mode,
                        {{"joint", HeadMode::kJoint}, {"interleaved", HeadMode::kInterleaved}},
                        "how pseudo-heads meet, default joint");
   command->add_flag("--json", asked->json, "print JSON");
   command->footer(
-      "The window is LEFT of --window: the row itself and LEFT keys before it; -1 is unbounded. In interleaved mode "
-      "it\n"
-      "counts virtual rows, N*P of them.\n"
+      "tile-matched is LEFT of --window, beside --causal: the row itself and LEFT keys before it; -1 is unbounded.\n"
+      "In interleaved mode it counts virtual rows, N*P of them.\n"
       "Examples:\n"
       "  plait window --P 4 8192 16384 32768 65536\n"
       "  plait window --P 2 --mode interleaved --json 4096");
-  command->callback([asked, &run] { run = [asked] { return window(*asked); }; });
+  command->callback([asked, pseudo_heads, &run] {
+    asked->given = pseudo_heads->count() > 0;
+    run = [asked] { return window(*asked); };
+  });
 }
 
 }  // namespace plait::cli

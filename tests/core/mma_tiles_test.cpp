@@ -1,0 +1,94 @@
+// The tile tables of cuda_mma: every bucket runs on every class of GPU; and shared-memory swizzles have no bank
+// conflicts.
+#include "catalog/mma_tiles.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "catalog/catalog.hpp"
+#include "catalog/mma_backward_tiles.hpp"
+#include "cuda/tile/swizzle.hpp"
+
+namespace plait {
+namespace {
+
+// Shared memory of one block: Turing, consumer Ampere and Ada, A100, Hopper (CUDA programming guide).
+constexpr int64_t kKib = 1024, kSmemLimits[] = {64 * kKib, 99 * kKib, 163 * kKib, 227 * kKib};
+constexpr int kRegistersPerMultiprocessor = 65536, kMaxThreads = 1024;
+
+TEST(MmaTiles, EveryBucketFitsEveryGpu) {
+  for (const int bucket : {32, 64, 96, 128, 192, 256}) {
+    for (const int64_t limit : kSmemLimits) {
+      const catalog::PrefillTile& prefill = catalog::prefill_tile(bucket, limit);
+      EXPECT_EQ(prefill.head_dim, bucket);
+      EXPECT_LE(prefill.smem_bytes(), limit) << "prefill " << bucket;
+      EXPECT_LE(prefill.threads(), kMaxThreads);
+      const catalog::BackwardTile& backward = catalog::backward_tile(bucket, limit);
+      EXPECT_EQ(backward.head_dim, bucket);
+      EXPECT_LE(backward.smem_bytes(), limit) << "backward " << bucket;
+      EXPECT_LE(backward.threads(), kMaxThreads);
+    }
+  }
+}
+
+TEST(MmaTiles, LargerGpusNeverGetSmallerTiles) {
+  for (const int bucket : {32, 64, 96, 128, 192, 256}) {
+    for (size_t i = 1; i < std::size(kSmemLimits); ++i) {
+      EXPECT_GE(catalog::prefill_tile(bucket, kSmemLimits[i]).rows(),
+                catalog::prefill_tile(bucket, kSmemLimits[i - 1]).rows());
+    }
+  }
+}
+
+TEST(MmaTiles, BlocksPlannedForAMultiprocessorLeaveEnoughRegisters) {
+  constexpr int kLeastRegisters = 128;
+  for (const int bucket : {32, 64, 96, 128, 192, 256}) {
+    const catalog::PrefillTile& tile = catalog::prefill_tile(bucket, kSmemLimits[3]);
+    EXPECT_GE(kRegistersPerMultiprocessor / (tile.threads() * tile.blocks_per_multiprocessor), kLeastRegisters)
+        << bucket;
+  }
+}
+
+TEST(HeadDimBuckets, AreTheSmallestThatHoldTheHeadDim) {
+  for (int64_t dim = 1; dim <= catalog::kMmaMaxHeadDim; ++dim) {
+    const int bucket = catalog::head_dim_bucket(dim);
+    EXPECT_GE(bucket, dim);
+    for (const int other : catalog::kMmaHeadDims) EXPECT_TRUE(other < dim || other >= bucket);
+  }
+}
+
+// ldmatrix reads 16 bytes at the same chunk of eight consecutive rows at once: they must lie in eight different groups
+// of four banks. 16-byte copies write eight consecutive chunks of a row at once: the same.
+template <int kColumns>
+void expect_no_conflicts() {
+  using Swizzle = tile::Swizzle<kColumns>;
+  constexpr int kGroups = 8;
+  const auto group = [](int row, int chunk) { return Swizzle::offset(row, chunk) / tile::kChunkElems % kGroups; };
+  std::set<int> offsets;
+  for (int row = 0; row < 2 * kGroups; ++row) {
+    for (int chunk = 0; chunk < Swizzle::kChunks; ++chunk) {
+      EXPECT_TRUE(offsets.insert(Swizzle::offset(row, chunk)).second) << "two chunks in one place";
+      EXPECT_LT(Swizzle::offset(row, chunk), 2 * kGroups * kColumns);
+    }
+  }
+  for (int first = 0; first < 2 * kGroups; first += kGroups) {
+    for (int chunk = 0; chunk < Swizzle::kChunks; ++chunk) {
+      std::set<int> groups;
+      for (int row = first; row < first + kGroups; ++row) groups.insert(group(row, chunk));
+      EXPECT_EQ(groups.size(), size_t{kGroups}) << kColumns << " columns, chunk " << chunk;
+    }
+  }
+}
+
+TEST(Swizzle, HasNoBankConflicts) {
+  expect_no_conflicts<32>();
+  expect_no_conflicts<64>();
+  expect_no_conflicts<96>();
+  expect_no_conflicts<128>();
+  expect_no_conflicts<192>();
+  expect_no_conflicts<256>();
+}
+
+}  // namespace
+}  // namespace plait
