@@ -295,3 +295,18 @@ def test_a_fixed_split_makes_results_independent_of_the_batch():
     alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
     assert torch.equal(together, torch.cat(alone))
     oracle.assert_close(together, oracle.attention(q, k, v)[0], torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("sink", [0.1, 1e4, 1e30, 3e38, math.inf, -1e30])
+@pytest.mark.parametrize("keys", [0, 2])
+def test_rows_without_keys_add_exactly_their_lse_gradient_to_extreme_sinks(sink, keys, backend):
+    """Causal, 5 more rows than keys: those see nothing, LSE is the sink, and d LSE / d sink is exactly 1."""
+    q, k = torch.randn(1, 1, keys + 5, 8), torch.randn(1, 1, keys, 8)
+    sinks = torch.full((1,), sink, requires_grad=True)
+    out, lse = plait.flash_attention(q, k, k, causal=True, sinks=sinks, return_lse=True, backend=backend)
+    assert not out[:, :, :5].any() and bool((lse[:, :, :5] == sinks.detach()).all())
+    (dsink,) = torch.autograd.grad(lse[:, :, :5].sum(), sinks)
+    assert dsink.item() == 5
+    if sink >= 1e4:  # the sink takes all
+        assert not out.any() and bool((lse == sinks.detach()).all())

@@ -40,13 +40,18 @@ def text(tmp_path_factory):
     return str(path)
 
 
+LAYER_ROWS = [("train", f"layer_{part}") for part in ("attention", "rest", "total")]
+
+
 def check_result(path, suite_rows):
     content = json.loads(path.read_text())
     assert set(content["env"]) >= ENV and content["env"]["copy_tb_s"] > 0
     assert content["env"]["torch"] == torch.__version__
     for row in content["rows"]:
         assert set(row) >= ROW
-        assert row["unit"] in ("ms", "nats", "TFLOP/s") and row["regime"] == "burst" and row["backend"] == "cpu"
+        assert (
+            row["unit"] in ("ms", "nats", "TFLOP/s", "us/tile") and row["regime"] == "burst" and row["backend"] == "cpu"
+        )
         assert 0 < row["p10"] <= row["ours"] <= row["p90"]
         assert all(value > 0 for value in row["peers"].values())
     assert {(row["case"], row["pass"]) for row in content["rows"]} == suite_rows
@@ -69,8 +74,18 @@ def test_llama_writes_table_json_and_plot(tmp_path, capsys, text):
     folder = tmp_path / "new" / "folder"
     assert is_png(folder / "llama.png")
     names = [f"N32 {frac} joint" for frac in ("frac0.5", "frac0")]
-    expected = {(f"{name} {task}", kind) for name in names for task, kind in (
-        ("train", "step"), ("train", "held_out_loss"), ("prefill", "prefill"), ("decode", "decode"))}  # fmt: skip
+    expected = {
+        (f"{name} {task}", kind)
+        for name in names
+        for task, kind in (
+            ("train", "step"),
+            ("train", "held_out_loss"),
+            ("prefill", "prefill"),
+            ("decode", "decode"),
+            *LAYER_ROWS,
+        )
+    }
+    expected.add(("N32 frac0.5 joint train", "layer_premix"))
     content = check_result(folder / "llama.json", expected)
     step = next(row for row in content["rows"] if row["case"] == "N32 frac0.5 joint train")
     assert set(step["peers"]) == {"sdpa", "plait"}
@@ -85,6 +100,85 @@ def test_llama_writes_table_json_and_plot(tmp_path, capsys, text):
         assert curve["steps"][0] == 0 and curve["steps"][-1] == 9
         assert curve["losses"][-1] < curve["losses"][0]
         assert abs(curve["losses"][0] - math.log(256)) < 2
+
+
+def test_llama_compares_shares_of_iha_layers_and_adds_to_a_suite_file(tmp_path, capsys, text):
+    suite = tmp_path / "results" / "llama.json"
+    arguments = ["llama", *SMALL, "--text", text, "--device", "cpu", "--train-steps", "0", "--out", str(tmp_path)]
+    for length in ("32", "16"):  # one length a call
+        arguments_now = [*arguments, "--n", length, "--iha-frac", "0.5,1", "--json", str(suite), "--commit", "abc"]
+        assert main(arguments_now) == 0
+    out = capsys.readouterr().out
+    assert out.count("IHA 0.5") == 2 and "layers [0, 1]" in out and "not measured" not in out
+    content = json.loads(suite.read_text())
+    steps = {row["case"]: row for row in content["rows"] if row["pass"] == "step"}
+    assert set(steps) == {f"N{n} frac{share} joint train" for n in (16, 32) for share in ("0", "0.5", "1")}
+    assert set(steps["N32 frac1 joint train"]["peers"]) == {"sdpa", "plait"}
+    assert len({(row["case"], row["pass"]) for row in content["rows"]}) == len(content["rows"])
+    single = json.loads((tmp_path / "llama.json").read_text())
+    assert set(single["layer_ms"]) == {"sdpa", "plait", "iha0.5", "iha1"} == set(single["peak_gib"])
+
+
+def test_llama_says_what_the_budget_left_out(tmp_path, capsys, text, monkeypatch):
+    from plait.bench import llama
+
+    begun = []
+
+    def slow(config, kind, *rest):
+        begun.append(kind)
+        return measured(config, kind, *rest)
+
+    measured = llama.measure_kind
+    clock = iter(range(0, 10000, 5))
+    monkeypatch.setattr(llama, "measure_kind", slow)
+    monkeypatch.setattr(llama.time, "monotonic", lambda: float(next(clock)))
+    arguments = ["llama", *SMALL, "--text", text, "--device", "cpu", "--train-steps", "0", "--out", str(tmp_path)]
+    assert main([*arguments, "--budget", "11"]) == 0
+    assert begun == ["sdpa", "plait"][: len(begun)] and begun
+    assert "not measured: IHA 0.5: the budget of 11 s was spent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("length", [9, 33])
+def test_loss_in_chunks_is_the_loss_of_transformers(monkeypatch, length):
+    from plait.bench import models
+
+    small = config.build_config("tiny", {"hidden": 32, "heads": 2, "layers": 1, "N": length})
+    model = models.build(small, "plait", torch.device("cpu"))
+    ids = torch.randint(0, 256, (2, length), generator=torch.Generator(torch.get_default_device()).manual_seed(0))
+    gradients = []
+    for chunk in (4096, 8):
+        monkeypatch.setattr(models, "LOSS_CHUNK", chunk)
+        loss = models.causal_loss(model, ids)
+        loss.backward()
+        torch.testing.assert_close(loss, model(ids, labels=ids, use_cache=False).loss)
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+
+
+def test_memory_of_the_big_model_is_counted_before_it_is_built():
+    from plait.bench import devices
+
+    def gib(length, frac):
+        return devices.training_bytes(config.build_config("2.4b", {"N": length, "iha_frac": frac})) / 2**30
+
+    assert devices.parameters(config.PRESETS["2.4b"]) == 2_384_199_680
+    assert 19 < gib(8192, 0.0) < gib(8192, 0.5) == gib(8192, 0.8) < 26
+    assert 40 < gib(65536, 0.8) < 72  # fits a GPU of 80 GB
+
+
+def test_samples_stop_in_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def call():
+        clock[0] += 2.0
+
+    assert len(timing.sample(call, torch.device("cpu"), 9, warmup=0, until=7.0).samples) == 3
+    assert len(timing.sample(call, torch.device("cpu"), 9, warmup=1, until=0.0).samples) == 1
+    assert len(timing.sample(call, torch.device("cpu"), 4).samples) == 4
 
 
 def test_llama_judges_the_losses(tmp_path, capsys, text, monkeypatch):
@@ -119,8 +213,9 @@ def test_sweep_writes_every_setting(tmp_path, capsys, text, mode):
         (f"N{n} frac{frac} {mode} {task}", kind)
         for n in (16, 32)
         for frac in ("0", "0.5", "1")
-        for task, kind in (("train", "step"), ("prefill", "prefill"), ("decode", "decode"))
+        for task, kind in (("train", "step"), ("prefill", "prefill"), ("decode", "decode"), *LAYER_ROWS)
     }
+    expected |= {(f"N{n} frac{frac} {mode} train", "layer_premix") for n in (16, 32) for frac in ("0.5", "1")}
     rows = check_result(tmp_path / "sweep.json", expected)["rows"]
     assert {(row["P"], row["window"]) for row in rows if "N32" in row["case"]} >= {(1, -1)}
     assert len(rows) >= 2 * 2 * 2 * 3
@@ -132,8 +227,21 @@ def test_cpu_measures_beside_sdpa(tmp_path, capsys):
     assert main([*arguments, "--dtype", "float32,bfloat16"]) == 0
     assert "plait/SDPA" in capsys.readouterr().out
     cases = {f"B1 S{s} H8 D16 causal {dtype}" for s in (64, 96) for dtype in ("fp32", "bf16")}
-    content = check_result(path, {(case, kind) for case in cases for kind in ("fwd", "bwd")})
-    assert all(set(row["peers"]) == {"gemm", "sdpa"} and row["unit"] == "TFLOP/s" for row in content["rows"])
+    options = {f"B1 S64 H8 D16 causal {option} fp32" for option in ("varlen", "softcap", "sinks")}
+    rows = check_result(path, {(case, kind) for case in cases | options for kind in ("fwd", "bwd")})["rows"]
+    for row in rows:
+        peers, unit = ({"plain"}, "us/tile") if row["case"] in options else ({"gemm", "sdpa"}, "TFLOP/s")
+        assert set(row["peers"]) == peers and row["unit"] == unit
+    assert main(["cpu", "--json", str(path), "--seqlen", "64", "--head-dim", "16", "--samples", "1"]) == 0
+    kept = json.loads(path.read_text())["rows"]
+    assert {(row["case"], row["pass"]) for row in kept} == {(row["case"], row["pass"]) for row in rows}
+
+
+def test_visited_tiles_of_the_cpu_backend():
+    from plait.bench.cpu import _visited_tiles
+
+    assert _visited_tiles([64]) == _visited_tiles([1]) == 1 and _visited_tiles([]) == 0
+    assert _visited_tiles([256]) == 1 + 1 + 2 + 2 and _visited_tiles([129, 65]) == (1 + 1 + 2) + (1 + 1)
 
 
 BAD = [
@@ -161,6 +269,9 @@ BAD = [
     (["sweep", "--P", "1,0"], "--P: got 0"),
     (["sweep", "--iha-frac", "0.5,2"], "--iha-frac: got 2.0"),
     (["sweep", "--N", "4,256", "--P", "4"], "--N: got 4"),
+    (["llama", "--preset", "2.4b", "--N", "4194304"], "to train on 1 x 4194304 tokens"),
+    (["llama", "--iha-frac", "0.5,2"], "--iha-frac: got 2.0"),
+    (["llama", "--budget", "0"], "--budget: got 0.0"),
     (["cpu", "--samples", "0"], "--samples: got 0"),
     (["cpu", "--seqlen", "64,0"], "--seqlen: got 0"),
 ]
@@ -189,13 +300,13 @@ def test_unwritable_folder_and_missing_cuda_are_refused(tmp_path, capsys, monkey
 
 
 def test_device_that_the_build_cannot_serve(tmp_path, capsys, monkeypatch):
-    from plait.bench import models
+    from plait.bench import devices
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(models, "refusal", lambda device, dtype: "backend: no CUDA backend is built")
+    monkeypatch.setattr(devices, "refusal", lambda device, dtype: "backend: no CUDA backend is built")
     assert main(["llama", "--device", "cuda", "--out", str(tmp_path)]) == 2
     assert "cannot serve 'cuda': backend: no CUDA backend is built" in capsys.readouterr().err
-    assert models.pick_device("auto", torch.float32) == torch.device("cpu")
+    assert devices.pick_device("auto", torch.float32) == torch.device("cpu")
 
 
 def test_text_too_short_is_refused(tmp_path, capsys):

@@ -66,6 +66,13 @@ def test_examples_of_the_help_run(command):
         assert done.returncode == 0, (arguments, done.stderr)
 
 
+def test_the_bare_command_shows_its_help():
+    assert succeed() == succeed("--help")
+    done = run("")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "command: got '', expected one of doctor, explain, window, check, bench" in done.stderr
+
+
 def test_doctor_tells_of_the_machine_the_backends_and_python():
     text = succeed("doctor")
     assert f"{len(os.sched_getaffinity(0))} usable cores" in text
@@ -164,6 +171,11 @@ def test_explain_takes_every_option():
     assert "workers    1" in text
 
 
+def test_explain_of_an_empty_problem_speaks_of_no_parallel_work():
+    for options in ("--seqlen-q 0", "--seqlen-kv 0", "--batch 0"):
+        assert "no query row or no key" in succeed("explain", *words(options))
+
+
 def test_explain_packed_is_packed():
     assert "q [384, 8, 64]" in succeed(*words("explain --packed --batch 3 --seqlen-q 128"))
 
@@ -188,6 +200,21 @@ def test_check_passes(options):
     names = [row["output"] for row in report["outputs"]]
     assert names == ["out", "lse", "dq", "dk", "dv"] + (["dsinks"] if "--sinks" in options else [])
     assert all(row["passed"] for row in report["outputs"])
+
+
+@pytest.mark.parametrize("shape", ["--seqlen-q 64 --seqlen-kv 2", "--seqlen-q 64 --seqlen-kv 7", "--head-dim 1"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_small_problems_are_held_to_the_error_of_eager_attention(shape, dtype):
+    for seed in (1, 2, 3):
+        assert json.loads(succeed(*words(f"check --json --peaky --dtype {dtype} --seed {seed} {shape}")))["passed"]
+    done = run(*words(f"check --json --peaky --dtype {dtype} --seed 1 --bar-factor 0.05 {shape}"))
+    assert not json.loads(done.stdout)["passed"]
+
+
+def test_larger_problems_keep_the_published_bars():
+    report = json.loads(succeed(*words("check --json --peaky --causal --dtype float16 --seqlen-q 64 --seed 1")))
+    bars = {row["output"]: row.get("rms_bar") for row in report["outputs"]}
+    assert (bars["out"], bars["dq"], bars["dk"], bars["dv"]) == (3.25e-4, 4.75e-4, 4.75e-4, 3.25e-4)
 
 
 def test_check_measures_real_errors():
@@ -227,44 +254,48 @@ def test_bench_prints_times():
 
 
 REFUSALS = {
-    "": "command: got '', expected one of doctor, explain, window, check, bench",
     "frobnicate": "command: got 'frobnicate'",
     "--nope": "--nope",
     "--": "command: got none",
     "explain extra": "extra",
     "explain --nope": "--nope",
     "explain --backend gpu": "backend: got 'gpu'",
-    "explain --backend cuda_mma": "cuda_mma is not in this build",
-    "explain --device h200": "required:",
+    "explain --backend cuda_sm90": "cuda_sm90 is not in this build",
+    "explain --backend cuda_mma": "missing: cpu tensors, float32. way out: move the tensors to a GPU",
+    "explain --device h200 --dtype float64": "missing: float64",
     "explain --device toaster": "device: got 'toaster'",
     "explain --batch -1": "--batch: got '-1'",
     "explain --batch 1e3": "--batch: got '1e3'",
     "explain --batch 010x": "--batch: got '010x'",
     "explain --batch 99999999999999999999": "--batch: got '99999999999999999999'",
     "explain --batch 1099511627776 --heads 1099511627776": "shape:",
-    "explain --kv-heads 3": "expected a divisor of 8",
+    "explain --kv-heads 3": "--kv-heads: got 3 for 8 query heads, expected a divisor of 8",
     "explain --window 5": "--window",
     "explain --window -2 0": "--window: got '-2'",
     "explain --strategy split_x": "strategy: got 'split_x'",
     "explain --strategy split_d": "missing: strategy split_d",
-    "explain --scale nan": "scale",
-    "explain --scale inf": "scale",
+    "explain --scale nan": "--scale: got nan",
+    "explain --scale inf": "--scale: got inf",
     "explain --scale x": "--scale: got 'x'",
-    "explain --softcap -1": "softcap: got -1",
+    "explain --softcap -1": "error: --softcap: got -1",
     "explain --P 4": "--P: got 4 in plain mode",
-    "explain --P 0 --mode joint": "got P = 0",
+    "explain --P 0 --mode joint": "--P: got '0'",
     "explain --mode sideways": "--mode: got 'sideways'",
     "explain --dtype int8": "--dtype: got 'int8'",
-    "explain --out-dtype float16": "out_dtype: got float16",
-    "explain --head-dim 2000": "got head dim 2000",
-    "explain --mask token": "mask: got 'token'",
+    "explain --out-dtype float16": "--out-dtype: got float16",
+    "explain --head-dim 2000": "--head-dim: got '2000', expected a whole number from 1 to 1024 (see plait",
+    "explain --head-dim-v 0": "--head-dim-v: got '0'",
+    "explain --mask token": "--mask: got 'token'",
     "window": "N is required",
     "window 0": "N: got '0'",
     "window -5": "N: got '-5'",
     "window --P 0 100": "--P: got '0'",
-    "window --P 60 100": "2P <= N",
+    "window --P 60 100": "--P: got 60 with N = 100, expected 2P <= N",
+    "window 4 8": "--P: got 4 (the default) with N = 4, expected 2P <= N",
     "window --mode plain 100": "--mode: got 'plain'",
-    "window 99999999999": "seqlen: got 99999999999",
+    "window 99999999999": "N: got '99999999999', expected a whole number from 1 to 4294967296",
+    "window 9999999999999": "N: got '9999999999999', expected a whole number from 1 to 4294967296",
+    "window 8192 --tile 9999999999999": "--tile: got '9999999999999', expected a whole number from 1 to 4294967296",
     "check --backend reference": "oracle itself",
     "check --dtype float64": "oracle itself",
     "check --seqlen-q 100000000": "use smaller sizes",
@@ -273,7 +304,9 @@ REFUSALS = {
     "bench --seqlen-q 100000000 --head-dim 1024": "use smaller sizes",
     "bench --repeats 0": "--repeats: got '0'",
     "bench --threads 5000": "--threads: got '5000'",
-    "bench --kv-heads 3": "expected a divisor of 8",
+    "bench --kv-heads 3": "--kv-heads: got 3 for 8 query heads, expected a divisor of 8",
+    "bench --seqlen 100": "did you mean --seqlen-q, --seqlen-kv? (see plait bench --help)",
+    "explain --head_dim=64": "did you mean --head-dim",
 }
 
 

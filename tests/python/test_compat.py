@@ -326,6 +326,36 @@ def test_refused_by_name(fa):
                 getattr(fa, name)(*arguments, **{argument: value})
 
 
+# An argument, a value that plait refuses, and the refusal: in flash-attn's names.
+REFUSED = [
+    ({"window_size": 5}, r"window_size: got 5, expected None or \(left, right\)"),
+    ({"window_size": (-3, 0)}, r"window_size: got \(-3, 0\)"),
+    ({"softmax_scale": "1"}, "softmax_scale: got '1', expected a number"),
+    ({"softcap": -1.0}, "softcap: got -1"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("off", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refusals_have_the_names_of_the_caller(fa, off, message):
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            getattr(fa, name)(*arguments_of(name), **off)
+
+
+@BOTH
+def test_refusals_of_a_cache_call_have_the_names_of_the_caller(fa):
+    q, k_cache, v_cache = arguments_of("flash_attn_with_kvcache")
+    new = torch.randn(*q.shape[:2], *k_cache.shape[2:])
+    for k, v, message in ((new, None, "v: is missing; expected both of k and v"), (new[..., 1:], new, "k: ")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            fa.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=1)
+    with pytest.raises(ValueError, match="^return_softmax_lse: got 1"):
+        fa.flash_attn_with_kvcache(q, k_cache, v_cache, return_softmax_lse=1)
+    with pytest.raises(ValueError, match="^return_attn_probs: got 1"):
+        fa.flash_attn_func(q, k_cache, v_cache, return_attn_probs=1)
+
+
 @BOTH
 def test_hints_change_nothing(fa):
     for name, hints in HINTS[fa].items():
@@ -348,3 +378,24 @@ def test_every_argument_is_a_feature_a_refusal_or_a_hint(fa):
         optional -= {"page_table"} | ({"block_table"} if "kvcache" in name else set())
         off, hints = OFF_DEFAULT[fa][name].keys(), HINTS[fa].get(name, {}).keys()
         assert optional == (features & optional) | off | hints, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seqused_k": [1, 1]}, "seqused_k: got list, expected a torch.Tensor"),
+        ({"seqused_q": torch.tensor([1, 1])}, "seqused_q: got torch.int64, expected torch.int32"),
+        ({"seqused_k": torch.ones(3, dtype=torch.int32)}, r"seqused_k: got shape \[3\]"),
+        ({"cu_seqlens_k": [0, 3, 7], "seqused_k": torch.ones(2, dtype=torch.int32)}, "cu_seqlens_k: got list"),
+        ({"cu_seqlens_q": torch.tensor(0, dtype=torch.int32), "seqused_k": torch.ones(2, dtype=torch.int32)},
+         r"cu_seqlens_q: got shape \[\]"),
+        ({"cu_seqlens_q": torch.zeros(2, dtype=torch.int32), "seqused_k": torch.ones(2, dtype=torch.int32)},
+         r"cu_seqlens_k: got shape \[3\]"),
+    ],
+)  # fmt: skip
+def test_sequences_in_use_are_checked(changes, message):
+    q, k = torch.randn(5, 2, 8), torch.randn(7, 2, 8)
+    cu = {name: torch.tensor(ends, dtype=torch.int32) for name, ends in (("cu_seqlens_q", [0, 2, 5]),
+                                                                       ("cu_seqlens_k", [0, 3, 7]))}  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        flash_attn_3.flash_attn_varlen_func(q, k, k, max_seqlen_q=3, max_seqlen_k=4, **cu | changes)

@@ -1,5 +1,6 @@
 """The documents tell the truth: every code block of them runs, links lead somewhere, docs/api.md is current."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -43,7 +44,9 @@ def test_c_and_cpp_blocks_build_with_the_cmake_block_and_run(tmp_path):
         (tmp_path / name).write_text(block)
     cmake = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
     assert cmake, "building plait needs cmake, so it should be here"
-    run(cmake, "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={LIB.parent}")
+    (configure,) = re.findall(r"`(cmake -S \. -B build [^`]*)`", quickstart.read_text(encoding="utf-8"))
+    path = os.pathsep.join([str(Path(sys.executable).parent), str(Path(cmake).parent), os.environ["PATH"]])
+    run("bash", "-c", configure, cwd=tmp_path, env=os.environ | {"PATH": path})
     run(cmake, "--build", tmp_path / "build")
     output = run(tmp_path / "build" / "hello")
     refusal = re.search(r"// (window: got .*)", blocks("cpp", quickstart)[0])[1]

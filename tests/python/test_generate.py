@@ -53,7 +53,9 @@ def spread(model):
 
 
 def tokens(batch=3, length=13):
-    return torch.randint(2, VOCAB, (batch, length), generator=torch.Generator().manual_seed(5))
+    return torch.randint(
+        2, VOCAB, (batch, length), generator=torch.Generator(torch.get_default_device()).manual_seed(5)
+    )
 
 
 def left_padding(batch=3, length=13, pads=(0, 4, 9)):

@@ -261,3 +261,27 @@ def test_module_takes_packed_input_and_names_itself():
     assert not torch.equal(module.w_v, weight)
     state = plait.nn.InterleavedHeadAttention(24, 4, 2, 8, P=2, device="meta").state_dict()
     assert state.keys() == module.state_dict().keys()
+
+
+@pytest.mark.parametrize("mode", ["joint", "interleaved"])
+@pytest.mark.parametrize("empty", ["keys", "batch", "heads"])
+def test_empty_problems_with_rope(mode, empty):
+    """No keys, no sequences or no heads: zeros, LSE -inf, and gradients of zero; dense as packed."""
+    B, H, Sq, Sk, D, P = 2, 2, 3, 5, 8, 2
+    Sk, B, H = (0 if empty == "keys" else Sk), (0 if empty == "batch" else B), (0 if empty == "heads" else H)
+    q, k, v = (torch.randn(B, H, S, D, requires_grad=True) for S in (Sq, Sk, Sk))
+    weights = [torch.randn(H, P, H, requires_grad=True) for _ in "qkv"]
+    options = {"mode": mode, "causal": True, "rope": (torch.ones(5 * P, D // 2), torch.zeros(5 * P, D // 2))}
+    inputs = [q, k, v, *weights]
+    if mode == "interleaved":
+        inputs.append(torch.randn(H, P, requires_grad=True))
+        options["collapse"] = inputs[-1]
+    out, lse = plait.iha_attention(q, k, v, *weights, return_lse=True, **options)
+    assert out.shape == q.shape and not out.any() and bool((lse == -torch.inf).all())
+    for x, grad in zip(inputs, torch.autograd.grad(out.sum(), inputs), strict=True):
+        assert grad.shape == x.shape and not grad.any()
+    if empty == "keys":
+        cu_q, cu_k = (torch.tensor([0, S, 2 * S], dtype=torch.int32) for S in (Sq, Sk))
+        packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        out = plait.iha_attention(*packed, *weights, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+        assert out.shape == (B * Sq, H, D) and not out.any()

@@ -28,7 +28,8 @@ def test_python_example_runs(tmp_path, index):
     )
     assert done.returncode == 0, done.stderr
     if index == 0:
-        assert done.stdout.startswith("(1, 8, 512, 64) (1, 8, 512, 64) ") and "backend    cpu" in done.stdout
+        first = "(1, 8, 2048, 64) (1, 8, 2048, 64) left = 511, 1.03 times the key tiles of causal attention\n"
+        assert done.stdout.startswith(first) and re.search("^  backend    (cpu|cuda_mma)$", done.stdout, re.MULTILINE)
     else:
         largest = float(re.search(r"tensor\(([^,)]*)", done.stdout).group(1))
         assert largest < 1e-4  # the converted model starts as the same function
@@ -95,6 +96,25 @@ def test_shell_commands_of_the_readme_are_commands_of_the_cli():
         if command[0] != "bench":
             done = subprocess.run([program, *command], capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, (command, done.stderr)
+
+
+def test_the_ratios_that_it_names_are_the_rule_s():
+    import plait
+
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    named = re.search(
+        r"P = 4, ([\d.]+) times causal attention at N = (\d+), ([\d.]+) at (\d+), ([\d.]+) at (\d+);", text
+    )
+    ratios = named.groups()
+    for ratio, length in zip(ratios[::2], ratios[1::2], strict=True):
+        assert f"{plait.flop_matched_window(int(length), 4)[1]:.2f}" == ratio
+
+
+def test_it_has_a_place_for_the_benchmark_tables():
+    tables = (README.parent / "python" / "plait" / "bench" / "tables.py").read_text(encoding="utf-8")
+    begin, end = re.search(r'^BEGIN, END = "(.*)", "(.*)"$', tables, re.MULTILINE).groups()
+    text = README.read_text(encoding="utf-8")
+    assert text.count(begin) == text.count(end) == 1 and text.index(begin) < text.index(end)
 
 
 def test_make_targets_of_the_documents_exist():

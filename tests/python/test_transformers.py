@@ -288,7 +288,7 @@ def test_user_mask_is_reduced_once_and_again_after_a_change(monkeypatch):
 
 
 def random_interval_masks(count):
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     for _ in range(count):
         q_length, extra = (int(torch.randint(1, 9, (), generator=generator)) for _ in range(2))
         kv_length = q_length + extra - 1

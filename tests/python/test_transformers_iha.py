@@ -4,6 +4,7 @@ Run by pytest (make test).
 """
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -65,7 +66,9 @@ def checkpoint(model):
 
 
 def tokens(batch=2, length=29):
-    return torch.randint(2, VOCAB, (batch, length), generator=torch.Generator().manual_seed(5))
+    return torch.randint(
+        2, VOCAB, (batch, length), generator=torch.Generator(torch.get_default_device()).manual_seed(5)
+    )
 
 
 def logits(model, ids, **inputs):
@@ -137,7 +140,7 @@ def test_padded_rows_equal_the_model(side):
 
 def spread(iha):
     """Makes the pseudo-heads of every converted layer differ strongly."""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(2)
     with torch.no_grad():
         for layer in iha.model.layers:
             for name in ("w_q", "w_k", "w_v", "r"):
@@ -239,7 +242,7 @@ def test_example_runs_as_printed():
     assert float(lines[0].split(": ")[1]) < 1e-4
     losses = [float(line.split()[3]) for line in lines if line.startswith("step")]
     assert len(losses) == 4 and losses[-1] < losses[0] - 2
-    assert lines[-1].startswith("b'def main(")
+    assert lines[-1].startswith("def main(")
 
 
 def test_half_precision_model_keeps_wide_mixing_weights():
@@ -280,3 +283,21 @@ def test_other_models_and_second_conversion_are_refused():
     iha.model.layers[0].self_attn.attention_dropout = 0.5
     with pytest.raises(ValueError, match=r"dropout: got 0\.5"):
         iha(tokens(), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "message"),
+    [
+        ([0, "a"], {}, "layers: got 'a'"),
+        (0, {}, "layers: got 0, expected 'all' or layer indices"),
+        (True, {}, "layers: got True"),
+        ([True], {}, "layers: got True"),
+        ([[0]], {}, r"layers: got \[0\]"),
+        (None, {}, "layers: got None"),
+        ([0], {"noise": math.nan}, "noise: got nan"),
+        ([0], {"seed": "x"}, "seed: got 'x'"),
+    ],
+)
+def test_what_is_no_layer_is_refused_by_name(layers, options, message):
+    with pytest.raises(ValueError, match=message):
+        converted(model_of(), layers, **options)

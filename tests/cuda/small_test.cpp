@@ -1,0 +1,64 @@
+// A few small problems for every kernel, each option at least once: what scripts/gpu_sanitize.sh runs.
+// Tests are named after kernels, so that KERNEL=x is a filter.
+#include <fmt/format.h>
+
+#include "api/fuzz.hpp"
+#include "cuda/suite.hpp"
+
+namespace plait::testing {
+namespace {
+
+// Lengths that are no multiple of a tile; the backend that takes the dtype and head dims.
+std::vector<GpuCase> small_cases(const std::vector<std::pair<DType, int64_t>>& kinds) {
+  std::vector<GpuCase> cases;
+  uint64_t seed = 1;
+  for (const auto& [dtype, dim] : kinds) {
+    for (const bool deterministic : {false, true}) {
+      for (const HeadMode mode : {HeadMode::kPlain, HeadMode::kJoint, HeadMode::kInterleaved}) {
+        GpuCase c;
+        c.problem.problem = sizes(1, 2, 1, 70, 90, dim, dim);
+        AttentionProblem& p = c.problem.problem;
+        p.dtype = dtype, p.mode = mode, p.pseudo_heads = mode == HeadMode::kPlain ? 1 : 2;
+        p.deterministic = deterministic, p.causal = seed % 2 == 0, p.window_left = seed % 3 == 0 ? 20 : -1;
+        p.has_sinks = seed % 2 == 1, p.softcap = seed % 3 == 1 ? 5.0 : 0.0;
+        if (seed % 3 == 2) c.problem.q_lens = {40, 0, 23}, c.problem.kv_lens = {50, 9, 0}, c.problem.q_tail = 3;
+        c.problem.strides = seed % 4 == 0 ? Strides::kRandom : Strides::kBhsd;
+        c.misaligned = seed % 5 == 0;
+        c.problem.seed = seed++;
+        c.name = fmt::format("{} D {} mode {} deterministic {}", dtype_name(dtype), dim, static_cast<int>(mode),
+                             deterministic);
+        cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(CudaSmall, naive_attention) {
+  check_all(small_cases({{DType::kFloat32, 24}, {DType::kBFloat16, 65}, {DType::kFloat16, 300}}));
+}
+
+TEST(CudaSmall, mma_attention) {
+  check_all(small_cases({{DType::kFloat16, 32},
+                         {DType::kBFloat16, 64},
+                         {DType::kFloat16, 96},
+                         {DType::kBFloat16, 128},
+                         {DType::kFloat16, 192},
+                         {DType::kBFloat16, 256},
+                         {DType::kBFloat16, 72}}));
+}
+
+void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int64_t count) {
+  in_parallel(
+      count, [&](int64_t seed) { fuzzer(static_cast<uint64_t>(seed), target); },
+      [&](int64_t seed) { return fmt::format("{} seed {}", target.name(), seed); });
+}
+
+TEST(CudaSmall, naive_mix) { fuzz(fuzz_mix, naive(), 30); }
+TEST(CudaSmall, mma_mix) { fuzz(fuzz_mix, mma(), 30); }
+TEST(CudaSmall, naive_cache) { fuzz(fuzz_kv_cache, naive(), 20); }
+TEST(CudaSmall, naive_bad_contents) { fuzz(fuzz_bad_contents, naive(), 60); }
+TEST(CudaSmall, mma_bad_contents) { fuzz(fuzz_bad_contents, mma(), 60); }
+
+}  // namespace
+}  // namespace plait::testing
