@@ -1,23 +1,32 @@
 """Command line of the benchmarks.
 
-Called as `python -m plait.bench`; exit status 0 done, 1 a loss bar missed, 2 settings that cannot run.
+Called as `python -m plait.bench`; exit status 0 done, 1 a loss bar missed or nothing measured, 2 settings that cannot
+run.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
 EXAMPLES = """examples:
   python -m plait.bench llama                             the tiny preset on the best device, under 3 minutes
-  python -m plait.bench llama --preset 2.4b --device cuda --N 16384 --iha-frac 0.8 --P 4
+  python -m plait.bench llama --preset 2.4b --device cuda --N 16384 --budget 60
   python -m plait.bench llama --P 2 --iha-layers 0,3 --wsl 127 --text book.txt --out results
   python -m plait.bench sweep --P 1,2,4,8 --iha-frac 0.25,0.5,0.8 --N 256,512
   python -m plait.bench cpu --json cpu.json               attention beside torch's SDPA on this CPU
+  python -m plait.bench prefill --budget 80               a kernel suite beside torch's kernels; also backward, iha,
+                                                          decode, large_head_dim, matrix
+  python -m plait.bench backward --cases "D128 causal" --backends cuda_mma,cuda_naive --regime burst
+  python -m plait.bench plots && python -m plait.bench tables --readme README.md
 """
 
 EXIT_BAD_SETTINGS = 2
+SUITES = ("prefill", "backward", "iha", "decode", "large_head_dim", "matrix")
+_PACKAGES = {"llama": ("matplotlib", "rich", "transformers"), "plots": ("matplotlib", "rich"), "tables": ("rich",)}
+_PACKAGES["sweep"] = _PACKAGES["llama"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,16 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         # Imported here, so that --help answers at once and a missing package gets a sentence instead of a traceback.
-        import matplotlib  # noqa: F401
-        import rich  # noqa: F401
-        import transformers  # noqa: F401
+        for package in _PACKAGES.get(options.command, ("rich",)):
+            importlib.import_module(package)
     except ImportError as error:
         print(f"plait.bench: {error}; install it: pip install 'plait[bench]'", file=sys.stderr)
         return EXIT_BAD_SETTINGS
     from plait.bench.config import BenchError
 
+    commands = {"llama": _llama, "sweep": _sweep, "cpu": _cpu, "tables": _tables, "plots": _plots}
     try:
-        return {"llama": _llama, "sweep": _sweep, "cpu": _cpu}[options.command](options)
+        return commands.get(options.command, _kernels)(options)
     except BenchError as error:
         print(f"plait.bench {options.command}: error: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS
@@ -45,14 +54,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _llama(options: argparse.Namespace) -> int:
     from plait.bench import llama
-    from plait.bench.config import PRESETS, BenchError, build_config, prepare_folder
+    from plait.bench.config import FRACTIONS, PRESETS, BenchError, build_config, prepare_folder
 
     if options.iha_frac is not None and options.iha_layers not in (None, "even", "first"):
         raise BenchError(f"--iha-frac: got {options.iha_frac} beside --iha-layers {options.iha_layers}; give one")
-    config = build_config(options.preset, vars(options))
-    device = _device(options, config)
-    folder = prepare_folder(options.out)
-    return llama.run(config, device, options.text, folder, PRESETS[options.preset].train_steps)
+    fractions = options.iha_frac or FRACTIONS.get(options.preset, [None])
+    if options.iha_layers not in (None, "even", "first"):
+        fractions = [None]
+    configs = [build_config(options.preset, {**vars(options), "iha_frac": fraction}) for fraction in fractions]
+    device = _model_device(options, configs[0])
+    job = llama.Job(
+        device,
+        options.text,
+        prepare_folder(options.out),
+        PRESETS[options.preset].train_steps,
+        json=_result_path(options.json) if options.json else None,
+        budget_s=_budget(options.budget),
+        commit=options.commit,
+    )
+    return llama.run(configs, job)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -66,7 +86,7 @@ def _sweep(options: argparse.Namespace) -> int:
         for p in options.P
         for frac in options.iha_frac
     ]
-    device = _device(options, max(configs, key=lambda config: config.N))
+    device = _model_device(options, max(configs, key=lambda config: config.N))
     return sweep.run(configs, device, options.text, prepare_folder(options.out))
 
 
@@ -86,35 +106,89 @@ def _cpu(options: argparse.Namespace) -> int:
     return cpu.run(cpu.shapes(options.seqlen, options.head_dim, options.dtype), options.samples, path)
 
 
-def _device(options: argparse.Namespace, config):
+def _kernels(options: argparse.Namespace) -> int:
     import torch
 
-    from plait.bench.models import check_memory, pick_device
+    from plait.bench import kernels, results
+    from plait.bench.devices import pick_device
+    from plait.bench.suites import REGIMES
+
+    device = pick_device(options.device, torch.bfloat16)
+    settings = kernels.Settings(
+        suite=options.command,
+        device=device,
+        path=_result_path(options.json or str(results.default_path(device, options.command))),
+        budget_s=_budget(options.budget),
+        patterns=options.cases or [],
+        backends=options.backends,
+        regimes=REGIMES if options.regime == "both" else (options.regime,),
+        commit=options.commit,
+    )
+    return kernels.list_cases(settings) if options.list else kernels.run(settings)
+
+
+def _tables(options: argparse.Namespace) -> int:
+    from plait.bench import tables
+
+    return tables.run(Path(options.results), Path(options.readme))
+
+
+def _plots(options: argparse.Namespace) -> int:
+    from plait.bench import plots
+
+    return plots.run(Path(options.results), Path(options.out))
+
+
+def _model_device(options: argparse.Namespace, config):
+    import torch
+
+    from plait.bench.devices import check_memory, pick_device
 
     device = pick_device(options.device, getattr(torch, config.dtype))
     check_memory(config, device)
     return device
 
 
+def _result_path(text: str) -> Path:
+    from plait.bench.config import prepare_folder
+
+    path = Path(text)
+    prepare_folder(str(path.parent), "--json")
+    return path
+
+
+def _budget(seconds: float) -> float:
+    from plait.bench.config import BenchError
+
+    if not seconds > 0:
+        raise BenchError(f"--budget: got {seconds}, expected a positive number of seconds")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m plait.bench",
-        description="Benchmarks of plait: attention and Interleaved Head Attention (IHA) in a LLaMA.",
+        description="Benchmarks of plait: kernels beside torch's, and attention and Interleaved Head Attention (IHA) "
+        "in a LLaMA.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="llama | sweep | cpu")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     llama = commands.add_parser(
         "llama",
         help="time SDPA, plait and IHA in one LLaMA, then train on real text",
-        description="Times three models of one config: SDPA, plait attention in every layer, and IHA in a share of the "
-        "layers with plait attention in the rest. Then trains the last two and follows their held-out loss.",
+        description="Times models of one config: SDPA, plait attention in every layer, and IHA in shares of the "
+        "layers with plait attention in the rest. Then trains plait and the first share and follows their held-out "
+        "loss.",
     )
     _model_options(llama)
     _add(llama, "--P", int, "pseudo-heads per head")
     _add(llama, "--N", int, "tokens per sequence")
-    _add(llama, "--iha-frac", float, "share of the layers that become IHA, 0 to 1")
+    _add(llama, "--iha-frac", _list_of(float), "shares of the layers that become IHA, 0 to 1, comma-separated")
     _add(llama, "--train-steps", int, "steps of the training after the timing; 0 skips it")
+    _add(llama, "--json", str, "result file of the suite llama to add the rows to")
+    _add(llama, "--budget", float, "seconds for the timing; after it nothing more is started", default=float("inf"))
+    _add(llama, "--commit", str, "what the result file names as commit, outside a checkout")
     sweep = commands.add_parser(
         "sweep",
         help="time IHA over P, share of layers and length",
@@ -127,7 +201,8 @@ def _parser() -> argparse.ArgumentParser:
     cpu = commands.add_parser(
         "cpu",
         help="attention beside torch's SDPA on this CPU",
-        description="Forward and backward of causal attention, batch 1, 8 heads, beside SDPA and a matrix product.",
+        description="Forward and backward of causal attention, batch 1, 8 heads, beside SDPA and a matrix product; and "
+        "what packed sequences, a softcap and sinks cost per visited tile of the smallest shape. Adds to the file.",
     )
     _add(cpu, "--json", str, "result file", default="plait-bench/cpu.json")
     _add(cpu, "--seqlen", _list_of(int), "lengths, comma-separated", default=[2048, 8192])
@@ -136,7 +211,38 @@ def _parser() -> argparse.ArgumentParser:
         cpu, "--dtype", _list_of(_dtype), "float32, bfloat16, float16, comma-separated", default=["float32", "bfloat16"]
     )
     _add(cpu, "--samples", int, "samples of each function, taken in turns", default=7)
+    _kernel_options(commands)
+    tables = commands.add_parser("tables", help="write the benchmark tables of the README from result files")
+    _add(tables, "--results", str, "folder of one GPU's result files", default="bench/results/h200")
+    _add(tables, "--readme", str, "file whose part between the benchmark markers is replaced", default="README.md")
+    plots = commands.add_parser("plots", help="draw the result files")
+    _add(plots, "--results", str, "folder of result folders, one per GPU", default="bench/results")
+    _add(plots, "--out", str, "folder for the plots", default="bench/plots")
     return parser
+
+
+def _kernel_options(commands) -> None:
+    for name in SUITES:
+        suite = commands.add_parser(
+            name,
+            help=f"the kernel suite {name} beside torch's kernels",
+            description="Measures plait beside torch's kernels and a matrix product or copy, all interleaved in one "
+            "run, and adds a row per case to the result file. The most important cases come first; what the budget "
+            "leaves out is said.",
+        )
+        _add(suite, "--json", str, "result file (default: bench/results/<gpu>/<suite>.json, or under plait-bench)")
+        _add(suite, "--budget", float, "seconds in all", default=120.0)
+        _add(suite, "--cases", _list_of(str), "comma-separated: words that a case must have, or a whole new case")
+        _add(suite, "--backends", _list_of(str), "plait's, comma-separated (default: auto, in some cases also others)")
+        _add(suite, "--device", str, "auto (default: the best that this build serves), cpu, cuda, cuda:N", "auto")
+        _add(suite, "--commit", str, "what the result file names as commit, outside a checkout")
+        suite.add_argument(
+            "--regime",
+            choices=("burst", "sustained", "both"),
+            default="both",
+            help="burst: samples of a few ms; sustained: a second back to back, of few cases unless --cases names them",
+        )
+        suite.add_argument("--list", action="store_true", help="print what would be measured, and stop")
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +260,7 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     )
     _add(parser, "--iha-layers", str, "even (default), first, or layer indices such as 0,3,6")
     _add(parser, "--mode", str, "joint (default) or interleaved")
-    _add(parser, "--n-iter", int, "timed calls of each kind")
+    _add(parser, "--n-iter", int, "timed calls of each kind, at most")
     _add(parser, "--dtype", _dtype, "float32, bfloat16 or float16")
     _add(parser, "--lr", float, "peak learning rate")
     _add(parser, "--seed", int, "seed of weights and batches")
@@ -163,10 +269,12 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(parser: argparse.ArgumentParser, name: str, kind, text: str, default=None) -> None:
-    """An option under its name and, where it has two words, with underscores too."""
+    """An option under its name and, where it has two words, with underscores too; --N also as --n."""
     spellings = [name]
     if "-" in name[2:]:
         spellings.append("--" + name[2:].replace("-", "_"))
+    if name == "--N":
+        spellings.append("--n")
     metavar = {int: "INT", float: "FLOAT", str: "TEXT"}.get(kind, "LIST" if kind is not _dtype else "DTYPE")
     parser.add_argument(*spellings, type=kind, help=text, default=default, metavar=metavar)
 

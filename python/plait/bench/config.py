@@ -10,6 +10,8 @@ from pathlib import Path
 
 import plait
 
+LOSS_CHUNK = 4096  # tokens whose logits exist at a time
+
 
 class BenchError(Exception):
     """A setting that cannot run; the command line prints it and exits with status 2."""
@@ -77,9 +79,10 @@ PRESETS = {
     ),
     "2.4b": Config(
         hidden=2560, heads=20, kv_heads=20, layers=28, intermediate=6912, vocab=32000, P=4, B=1, N=8192,
-        iha_frac=0.25, dtype="bfloat16", lr=2e-4, train_steps=50, n_iter=10,
+        iha_frac=0.5, dtype="bfloat16", lr=2e-4, train_steps=0, n_iter=6,
     ),
 }  # fmt: skip
+FRACTIONS = {"tiny": [0.5], "2.4b": [0.5, 0.8]}  # of IHA layers, that the llama benchmark compares by default
 
 
 def build_config(preset: str, overrides: dict) -> Config:
@@ -157,7 +160,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def prepare_folder(path: str) -> Path:
+def prepare_folder(path: str, option: str = "--out") -> Path:
     """Creates the output folder and proves that it can be written, before any long work."""
     folder = Path(path)
     probe = folder / ".write-test"
@@ -166,5 +169,5 @@ def prepare_folder(path: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise BenchError(f"--out: cannot write to {folder}: {error.strerror or error}") from error
+        raise BenchError(f"{option}: cannot write to {folder}: {error.strerror or error}") from error
     return folder

@@ -5,58 +5,92 @@ Called by `python -m plait.bench llama`.
 
 from __future__ import annotations
 
-import gc
 import itertools
+import math
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 import plait
-from plait.bench import data, report
+from plait.bench import data, report, results
 from plait.bench.config import Config
+from plait.bench.contenders import reason, resolve
 from plait.bench.measure import Measured, measure_model
-from plait.bench.models import KINDS, LABELS, build
+from plait.bench.models import KINDS, LABELS, build, sdpa_backend, sdpa_preferring
+from plait.bench.timing import release
 from plait.bench.train import Curve, train
 
 LOSS_BAR = 0.8  # of the held-out unigram entropy
-_COLORS = {"sdpa": "#8a8a8a", "plait": "#1f77b4", "iha": "#d95f02"}
+PARTS = ("premix", "attention", "rest", "total")
+_COLORS = {"sdpa": "#8a8a8a", "plait": "#1f77b4"}
+_IHA_COLORS = ("#d95f02", "#7b3294", "#1b9e77", "#a6761d")
+
+# What several configs measured: each with its SDPA and plait models, which they may share.
+Runs = list[tuple[Config, dict[str, Measured]]]
 
 
-def run(config: Config, device: torch.device, text: str | None, folder: Path, full_steps: int) -> int:
+@dataclass(frozen=True)
+class Job:
+    """What the command line chose beside the models.
+
+    full_steps: fewer train steps than this are not judged by the loss bar. json: a result file of the suite `llama`
+    to add the rows to. budget_s: after it nothing more is started.
+    """
+
+    device: torch.device
+    text: str | None
+    folder: Path
+    full_steps: int
+    json: Path | None = None
+    budget_s: float = math.inf
+    commit: str | None = None
+
+
+def run(configs: list[Config], job: Job) -> int:
     """Measures, trains, prints, writes llama.json and llama.png; returns the exit status.
 
-    full_steps: fewer train steps than this are not judged by the loss bar.
+    configs: the same model with different shares of IHA layers; the first one is also trained.
     """
     out = report.console()
-    corpus = data.load_corpus(text, config.N)
-    out.print(describe(config, device))
+    config, device = configs[0], job.device
+    old = results.load(job.json) if job.json else None
+    corpus = data.load_corpus(job.text, config.N)
+    for each in configs:
+        out.print(describe(each, device))
     out.print(f"text: {corpus.source}; {len(corpus.train):,} bytes to train on, {len(corpus.held_out):,} held out")
-    measured, curves = {}, {}
-    with progress(out) as bars:
-        task = bars.add_task("measuring", total=len(KINDS))
-        for kind in KINDS:
-            bars.update(task, description=f"measuring {LABELS[kind]}")
-            measured[kind] = measure_kind(config, kind, corpus, device)
-            bars.advance(task)
-        bars.update(task, description="measured")
+    curves = {}
+    with report.progress(out) as bars:
+        runs, missing = _measure_all(configs, job, corpus, bars)
         for kind in ("plait", "iha") if config.train_steps else ():
             curves[kind] = _train_kind(config, kind, corpus, device, bars)
-    out.print(times_table([(config, measured)]))
-    out.print(_layer_table(measured))
     entropy = corpus.unigram_entropy()
-    backend = backend_name(config, device)
+    backend, sdpa = backend_name(config, device), sdpa_backend(config, device)
+    rows = [row for each, measured in runs for row in rows_of(each, measured, backend, sdpa)]
+    rows = list(
+        {(row["case"], row["pass"]): row for row in rows + _loss_rows(config, curves, entropy, backend)}.values()
+    )
     content = {
-        "env": report.environment(device),
-        "rows": [*rows_of(config, measured, backend), *_loss_rows(config, curves, entropy, backend)],
+        "env": report.environment(device, job.commit),
+        "rows": rows,
         "config": {**config.as_dict(), "window": config.window, "chosen_layers": config.chosen_layers},
-        "layer_ms": {kind: m.layer for kind, m in measured.items()},
+        "layer_ms": {name: m.layer for name, _, m in _models(runs)},
+        "peak_gib": {name: m.peak_gib for name, _, m in _models(runs)},
         "curves": {kind: {"steps": c.steps, "losses": c.losses} for kind, c in curves.items()},
     }
-    report.write_json(folder / "llama.json", content)
-    _plot(config, measured, curves, entropy, folder / "llama.png")
-    out.print(f"wrote {folder / 'llama.json'} and {folder / 'llama.png'}")
-    return _verdict(out, curves, entropy, config.train_steps < full_steps)
+    report.write_json(job.folder / "llama.json", content)
+    if job.json:
+        results.write(job.json, results.add(old, content["env"], rows, []))
+    if runs:
+        out.print(times_table(runs))
+        out.print(_layer_table(runs))
+        _plot(runs, curves, entropy, job.folder / "llama.png")
+    for line in missing:
+        out.print(f"not measured: {line}")
+    out.print(f"wrote {job.folder / 'llama.json'} and {job.folder / 'llama.png'}")
+    return _verdict(out, curves, entropy, config.train_steps < job.full_steps)
 
 
 def describe(config: Config, device: torch.device) -> str:
@@ -72,31 +106,52 @@ def describe(config: Config, device: torch.device) -> str:
     )
 
 
-def progress(out) -> Progress:
-    """Progress bars that stay readable in a log."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=out
-    )
+def _measure_all(configs: list[Config], job: Job, corpus: data.Corpus, bars: Progress) -> tuple[Runs, list[str]]:
+    """Every model that the budget allows, each with an even share of what is left of it, and what was left out.
+
+    SDPA and plait without IHA do not depend on the share of IHA layers and are measured once.
+    """
+    start = time.monotonic()
+    work = [("sdpa", configs[0]), ("plait", configs[0]), *(("iha", config) for config in configs)]
+    plain: dict[str, Measured] = {}
+    runs: Runs = []
+    missing = []
+    task = bars.add_task("measuring", total=len(work))
+    for index, (kind, config) in enumerate(work):
+        name = f"{LABELS[kind]} {config.fraction:.2g}" if kind == "iha" else LABELS[kind]
+        bars.update(task, description=f"measuring {name}")
+        left = job.budget_s - (time.monotonic() - start)
+        if left <= 0:
+            missing.append(f"{name}: the budget of {job.budget_s:g} s was spent")
+            continue
+        try:
+            found = measure_kind(config, kind, corpus, job.device, left / (len(work) - index))
+        except torch.OutOfMemoryError as error:
+            missing.append(f"{name}: {reason(error)}")
+            continue
+        if kind == "iha":
+            runs.append((config, {**plain, kind: found}))
+        else:
+            plain[kind] = found
+        bars.advance(task)
+    bars.update(task, description="measured")
+    return runs or ([(configs[0], plain)] if plain else []), missing
 
 
-def measure_kind(config: Config, kind: str, corpus: data.Corpus, device: torch.device) -> Measured:
+def measure_kind(
+    config: Config, kind: str, corpus: data.Corpus, device: torch.device, seconds: float = math.inf
+) -> Measured:
     """Builds one model, measures it and frees it: only one is in memory at a time."""
     loader = data.training_batches(corpus, config.N, config.B, config.n_iter + 2, config.seed, device.type == "cuda")
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     layers = config.chosen_layers
     model = build(config, kind, device)
     try:
-        return measure_model(model, config, batches, layers[0] if layers else 0, device)
+        with sdpa_preferring(sdpa_backend(config, device) if kind == "sdpa" else "none"):
+            return measure_model(model, config, batches, layers[0] if layers else 0, device, seconds)
     finally:
         del model
         release(device)
-
-
-def release(device: torch.device) -> None:
-    """Gives memory of a dropped model back."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _train_kind(config: Config, kind: str, corpus: data.Corpus, device: torch.device, bars: Progress) -> Curve:
@@ -116,25 +171,36 @@ def _train_kind(config: Config, kind: str, corpus: data.Corpus, device: torch.de
 
 def backend_name(config: Config, device: torch.device) -> str:
     """The backend that plait plans for these layers."""
-    if device.type == "cpu":
-        return "cpu"
     shape = (config.B, config.heads, config.N, config.head_dim)
     q = torch.empty(shape, dtype=getattr(torch, config.dtype), device=device)
-    plan = plait.explain(q, q, q, causal=True)
-    return next((name for name in ("cuda_sm90", "cuda_mma", "cuda_naive") if name in plan), "cuda")
+    served, _ = resolve(["auto"], lambda backend: plait.explain(q, q, q, causal=True, backend=backend))
+    return next(iter(served))
 
 
-def rows_of(config: Config, measured: dict[str, Measured], backend: str) -> list[dict]:
-    """Result rows of one config: IHA beside plait and SDPA, and plait alone (frac 0) beside SDPA."""
+def rows_of(config: Config, measured: dict[str, Measured], backend: str, sdpa: str) -> list[dict]:
+    """Result rows of one config: IHA beside plait and SDPA, and plait alone (frac 0) beside SDPA.
+
+    sdpa: the name of SDPA's kernels among the peers. The parts of a layer are rows of the train case.
+    """
     rows = []
     for kind, name in (("iha", f"frac{config.fraction:g}"), ("plait", "frac0")):
         if kind not in measured:
             continue
+        others = {
+            (sdpa if other == "sdpa" else other): measured[other]
+            for other in KINDS[: KINDS.index(kind)]
+            if other in measured
+        }
+        case = f"N{config.N} {name} {config.mode}"
         for task, attribute, label in (("train", "step", "step"), ("prefill",) * 3, ("decode",) * 3):
-            others = [other for other in KINDS[: KINDS.index(kind)] if other in measured]
-            peers = {other: getattr(measured[other], attribute).median for other in others}
-            case = f"N{config.N} {name} {config.mode} {task}"
-            rows.append(report.row(case, label, "ms", getattr(measured[kind], attribute), peers, backend))
+            peers = {other: getattr(m, attribute).median for other, m in others.items()}
+            stats = getattr(measured[kind], attribute)
+            rows.append(report.row(f"{case} {task}", label, "ms", stats, peers, backend))
+        for part in PARTS:
+            ms = measured[kind].layer[part]
+            peers = {other: m.layer[part] for other, m in others.items() if m.layer[part] > 0}
+            if ms > 0:
+                rows.append(report.row(f"{case} train", f"layer_{part}", "ms", report.Stats((ms,)), peers, backend))
     return rows
 
 
@@ -149,7 +215,22 @@ def _loss_rows(config: Config, curves: dict[str, Curve], entropy: float, backend
     return rows
 
 
-def times_table(runs: list[tuple[Config, dict[str, Measured]]]):
+def _models(runs: Runs) -> list[tuple[str, str, Measured]]:
+    """Every model once: a name, its kind, what was measured. One IHA model is `iha`, several carry their share."""
+    found, seen = [], set()
+    for config, measured in runs:
+        for kind, m in measured.items():
+            if id(m) not in seen:
+                seen.add(id(m))
+                found.append((f"iha{config.fraction:g}" if kind == "iha" and len(runs) > 1 else kind, kind, m))
+    return found
+
+
+def _label(name: str, kind: str) -> str:
+    return name.replace("iha", f"{LABELS['iha']} ").strip() if kind == "iha" else LABELS[kind]
+
+
+def times_table(runs: Runs):
     """A row per model: step time, tokens per second, both also relative to SDPA, prefill and decode.
 
     Models that several configs share appear once.
@@ -157,7 +238,7 @@ def times_table(runs: list[tuple[Config, dict[str, Measured]]]):
     columns = ["model", "P", "Frac", "N", "WSL", "step ms", "/SDPA", "tok/s", "/SDPA", "prefill ms", "decode ms"]
     rows, seen = [], set()
     for config, measured in runs:
-        base = measured["sdpa"].step.median
+        base = measured["sdpa"].step.median if "sdpa" in measured else math.nan
         for kind, m in measured.items():
             if id(m) in seen:
                 continue
@@ -177,26 +258,35 @@ def times_table(runs: list[tuple[Config, dict[str, Measured]]]):
     )
 
 
-def _layer_table(measured: dict[str, Measured]):
-    parts = ("premix", "attention", "rest", "total")
-    rows = [[LABELS[kind], *(f"{m.layer[part]:.2f}" for part in parts)] for kind, m in measured.items()]
-    return report.table("one layer, forward and backward, ms", ["layer", *parts], rows)
+def _layer_table(runs: Runs):
+    rows = []
+    for name, kind, m in _models(runs):
+        peak = "-" if m.peak_gib is None else f"{m.peak_gib:.1f}"
+        rows.append([_label(name, kind), *(f"{m.layer[part]:.2f}" for part in PARTS), peak])
+    return report.table("one layer, forward and backward, ms", ["layer", *PARTS, "peak GiB of a step"], rows)
 
 
-def _plot(config: Config, measured: dict[str, Measured], curves: dict[str, Curve], entropy: float, path: Path) -> None:
+def _plot(runs: Runs, curves: dict[str, Curve], entropy: float, path: Path) -> None:
+    config = runs[0][0]
     figure, axes = report.new_figure(2 if curves else 1)
     passes = ("step", "prefill", "decode")
-    for offset, (kind, m) in enumerate(measured.items()):
-        places = [index + 0.27 * (offset - 1) for index in range(len(passes))]
-        axes[0].bar(places, [getattr(m, p).median for p in passes], 0.25, label=LABELS[kind], color=_COLORS[kind])
+    models = _models(runs)
+    colors = iter(_IHA_COLORS * len(models))
+    width = 0.8 / len(models)
+    for offset, (name, kind, m) in enumerate(models):
+        places = [index + width * (offset - (len(models) - 1) / 2) for index in range(len(passes))]
+        color = _COLORS.get(kind) or next(colors)
+        axes[0].bar(places, [getattr(m, p).median for p in passes], 0.9 * width, label=_label(name, kind), color=color)
     axes[0].set_xticks(range(len(passes)), ["train step", "prefill", "decode, one token"])
     axes[0].set_yscale("log")
     axes[0].set_ylabel("ms")
-    axes[0].set_title(f"B {config.B} x N {config.N}, IHA in {config.fraction:.2g} of the layers, P {config.P}")
+    shares = ", ".join(f"{each.fraction:.2g}" for each, _ in runs)
+    axes[0].set_title(f"B {config.B} x N {config.N}, IHA in {shares} of the layers, P {config.P}")
     axes[0].legend()
     if curves:
         for kind, curve in curves.items():
-            axes[1].plot(curve.steps, curve.losses, marker=".", label=LABELS[kind], color=_COLORS[kind])
+            color = _COLORS.get(kind, _IHA_COLORS[0])
+            axes[1].plot(curve.steps, curve.losses, marker=".", label=LABELS[kind], color=color)
         axes[1].axhline(entropy, color="black", linewidth=0.8, label="unigram entropy")
         axes[1].axhline(LOSS_BAR * entropy, color="black", linewidth=0.8, linestyle="--", label=f"{LOSS_BAR} of it")
         axes[1].set_xlabel("train steps")

@@ -1,19 +1,22 @@
-"""The three models of the main job, from one config and one seed, and the device they run on.
+"""The three models of the main job, from one config and one seed.
 
 Called by bench.llama and bench.sweep.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import os
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import logging as transformers_logging
 
-import plait
-from plait.bench.config import BenchError, Config
+from plait.bench.config import LOSS_CHUNK, Config
+from plait.bench.contenders import SDPA
 from plait.integrations.transformers import convert_to_iha, register
 
 KINDS = ("sdpa", "plait", "iha")
@@ -21,37 +24,6 @@ LABELS = {"sdpa": "SDPA", "plait": "plait", "iha": "IHA"}
 
 # transformers renamed the argument and the output field of the key-value cache.
 CACHE_NAME = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
-
-_COPIES = 5  # of the parameters: weights, gradients, two moments, one spare for activations
-
-
-def pick_device(name: str, dtype: torch.dtype) -> torch.device:
-    """The device to run on: `auto` takes a GPU where this build of plait can serve it, else the CPU."""
-    if name == "auto":
-        served = torch.cuda.is_available() and refusal("cuda", dtype) is None
-        return torch.device("cuda" if served else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BenchError(f"--device: got {name!r}, expected auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise BenchError(f"--device: got {name!r}, expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BenchError(f"--device: got {name!r}, but torch {torch.__version__} sees no CUDA device; use --device cpu")
-    reason = refusal(device, dtype)
-    if reason is not None:
-        raise BenchError(f"--device: this build of plait cannot serve {name!r}: {reason}")
-    return device
-
-
-def refusal(device: torch.device | str, dtype: torch.dtype) -> str | None:
-    """Why plait cannot run attention on a device, or None where it can."""
-    try:
-        x = torch.zeros(1, 1, 8, 64, dtype=dtype, device=device)
-        plait.flash_attention(x, x, x, causal=True)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return str(error).splitlines()[0]
-    return None
 
 
 def llama_config(config: Config) -> LlamaConfig:
@@ -88,24 +60,61 @@ def build(config: Config, kind: str, device: torch.device) -> LlamaForCausalLM:
     return model
 
 
-def check_memory(config: Config, device: torch.device) -> None:
-    """Refuses a model whose weights and optimizer cannot fit, before it is built."""
-    block = 2 * config.hidden * (config.heads + config.kv_heads) * config.head_dim
-    block += 3 * config.hidden * config.intermediate
-    parameters = config.layers * block + 2 * config.vocab * config.hidden
-    needed = _COPIES * parameters * getattr(torch, config.dtype).itemsize
-    if device.type == "cuda":
-        available = torch.cuda.get_device_properties(device).total_memory
-    else:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise BenchError(
-            f"--preset: {parameters / 1e9:.1f}e9 parameters in {config.dtype} need about {needed / 2**30:.0f} GiB to "
-            f"train, {device} has {available / 2**30:.0f} GiB; take --preset tiny or smaller --hidden and --layers"
-        )
-
-
 def enable_checkpointing(model: LlamaForCausalLM) -> None:
     """Gradient checkpointing in every decoder layer, under either of its two names."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
+
+
+def causal_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of predicting each token of ids `[B, N]` but the first, in fp32.
+
+    Long batches go through the vocabulary in chunks that are computed again in the backward: the logits of 65536
+    tokens and their gradients would fill tens of GiB.
+    """
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    targets = ids[:, 1:].flatten()
+    chunks = list(zip(hidden.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True))
+    if len(chunks) == 1:
+        return _loss_sum(model.lm_head, hidden, targets) / len(targets)
+    sums = [checkpoint(_loss_sum, model.lm_head, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.stack(sums).sum() / len(targets)
+
+
+def _loss_sum(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(head(hidden).float(), targets, reduction="sum")
+
+
+def sdpa_backend(config: Config, device: torch.device) -> str:
+    """The backend of torch's SDPA that the model named so runs on: cudnn where it serves the layers, else fa2.
+
+    `sdpa`, torch's own choice, on the CPU and where neither does.
+    """
+    if device.type != "cuda":
+        return "sdpa"
+    shape = (config.B, config.heads, config.N, config.head_dim)
+    x = torch.randn(shape, dtype=getattr(torch, config.dtype), device=device, requires_grad=True)
+    for name in ("cudnn", "fa2"):
+        try:
+            with sdpa_kernel(SDPA[name]):
+                torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+        except RuntimeError:
+            continue
+        return name
+    return "sdpa"
+
+
+def sdpa_preferring(name: str):
+    """Lets SDPA take `name` (of `sdpa_backend`) wherever it can, other kernels where it cannot."""
+    if name not in SDPA:
+        return contextlib.nullcontext()
+    first = SDPA[name]
+    rest = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel([first, *(backend for backend in rest if backend != first)], set_priority=True)
+
+
+def make_optimizer(model: LlamaForCausalLM, rate: float, device: torch.device) -> torch.optim.AdamW:
+    """AdamW, fused on a GPU, where its update is one pass over the parameters."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=device.type == "cuda"
+    )

@@ -1,6 +1,6 @@
 """What a benchmark hands out: environment facts, result rows in the project's schema, tables and plots.
 
-Called by bench.llama, bench.sweep and bench.cpu.
+Called by bench.llama, bench.sweep, bench.cpu, bench.kernels and bench.plots.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from plait.bench.timing import Stats, sample
+from plait.bench.timing import Stats, release, sample
 
 _MINIMUM_WIDTH = 120
 _COPY_BYTES = 256 * 2**20
+_GPU_SHARE = 8  # times as much on a GPU, and as many calls back to back: one alone would mostly wait for its launch
 
 
 def console() -> Console:
@@ -28,25 +30,52 @@ def console() -> Console:
     return plain if plain.is_terminal else Console(highlight=False, width=max(plain.width, _MINIMUM_WIDTH))
 
 
-def environment(device: torch.device) -> dict:
-    """Facts about machine and build that a result is meaningless without."""
+def progress(out: Console) -> Progress:
+    """Progress bars that stay readable in a log."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=out
+    )
+
+
+def environment(device: torch.device, commit: str | None = None) -> dict:
+    """Facts about machine and build that a result is meaningless without.
+
+    commit: where the files lie outside a checkout, what they were copied from.
+    """
     gpu = device.type == "cuda"
-    block = torch.ones(_COPY_BYTES // 4, device=device)
-    target = torch.empty_like(block)
-    read_ms, copy_ms = sample(block.sum, device, 5).median, sample(lambda: target.copy_(block), device, 5).median
+    read_tb_s, copy_tb_s = _bandwidths(device)
+    release(device)
     return {
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version() if gpu else None,
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "read_tb_s": _COPY_BYTES / read_ms / 1e9,
-        "copy_tb_s": 2 * _COPY_BYTES / copy_ms / 1e9,
+        "read_tb_s": read_tb_s,
+        "copy_tb_s": copy_tb_s,
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _bandwidths(device: torch.device) -> tuple[float, float]:
+    """TB/s of reading (the faster of a sum and a dot product) and of copying (bytes read plus bytes written)."""
+    calls = _GPU_SHARE if device.type == "cuda" else 1
+    size = _COPY_BYTES * calls
+    block = torch.rand(size // 4, device=device)
+    target = torch.rand(size // 4, device=device)
+
+    def tb_s(function, moved: int) -> float:
+        def back_to_back() -> None:
+            for _ in range(calls):
+                function()
+
+        return moved * calls / sample(back_to_back, device, 5).median / 1e9
+
+    read = max(tb_s(block.sum, size), tb_s(lambda: block.dot(target), 2 * size))
+    return read, tb_s(lambda: target.copy_(block), 2 * size)
 
 
 def _output(*command: str) -> str | None:
@@ -75,13 +104,15 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def row(case: str, kind: str, unit: str, ours: Stats, peers: dict[str, float], backend: str) -> dict:
+def row(
+    case: str, kind: str, unit: str, ours: Stats, peers: dict[str, float], backend: str, regime: str = "burst"
+) -> dict:
     """One measurement; `kind` is what the schema calls pass: fwd, bwd, step, prefill, decode."""
     return {
         "case": case,
         "pass": kind,
         "unit": unit,
-        "regime": "burst",
+        "regime": regime,
         "ours": ours.median,
         "p10": ours.quantile(0.1),
         "p90": ours.quantile(0.9),

@@ -12,9 +12,9 @@ import torch
 
 from plait.bench import data, report
 from plait.bench.config import Config
-from plait.bench.llama import backend_name, describe, measure_kind, progress, rows_of, times_table
+from plait.bench.llama import backend_name, describe, measure_kind, rows_of, times_table
 from plait.bench.measure import Measured
-from plait.bench.models import LABELS
+from plait.bench.models import LABELS, sdpa_backend
 
 
 def run(configs: list[Config], device: torch.device, text: str | None, folder: Path) -> int:
@@ -28,7 +28,7 @@ def run(configs: list[Config], device: torch.device, text: str | None, folder: P
     out.print(f"sweep of {len(configs)} settings: the lines above describe the first")
     plain: dict[int, dict[str, Measured]] = {}
     runs: list[tuple[Config, dict[str, Measured]]] = []
-    with progress(out) as bars:
+    with report.progress(out) as bars:
         task = bars.add_task("sweep", total=len(configs) + 2 * len({config.N for config in configs}))
         for config in configs:
             if config.N not in plain:
@@ -41,10 +41,10 @@ def run(configs: list[Config], device: torch.device, text: str | None, folder: P
             runs.append((config, {**plain[config.N], "iha": measure_kind(config, "iha", corpus, device)}))
             bars.advance(task)
     out.print(times_table(runs))
-    backend = backend_name(configs[0], device)
+    backend, sdpa = backend_name(configs[0], device), sdpa_backend(configs[0], device)
     rows = []
     for config, measured in runs:
-        for result in rows_of(config, measured, backend):
+        for result in rows_of(config, measured, backend, sdpa):
             if " frac0 " not in result["case"] or config.fraction == 0:
                 rows.append({**result, "P": config.P, "window": config.window})
     base = replace(configs[0], train_steps=0).as_dict()

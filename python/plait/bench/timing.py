@@ -1,10 +1,12 @@
 """Timers of the benchmarks: samples of calls, interleaved samples, and what plait's ops take inside a call.
 
-Called by bench.measure and bench.cpu.
+Called by bench.measure, bench.cpu, bench.protocol and bench.kernels.
 """
 
 from __future__ import annotations
 
+import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +43,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def release(device: torch.device) -> None:
+    """Gives memory of dropped tensors and models back."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def time_call(function: Callable[[], object], device: torch.device) -> float:
     """One call's wall time in ms, the device's work included."""
     synchronize(device)
@@ -50,11 +59,17 @@ def time_call(function: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def sample(function: Callable[[], object], device: torch.device, count: int, warmup: int = 1) -> Stats:
-    """`count` samples of one function after `warmup` calls."""
+def sample(
+    function: Callable[[], object], device: torch.device, count: int, warmup: int = 1, until: float = math.inf
+) -> Stats:
+    """`count` samples of one function after `warmup` calls; fewer, but one at least, where another of the last
+    duration would end after `until` (time.monotonic)."""
     for _ in range(warmup):
         function()
-    return Stats(tuple(time_call(function, device) for _ in range(count)))
+    samples: list[float] = []
+    while len(samples) < count and (not samples or time.monotonic() + samples[-1] / 1e3 < until):
+        samples.append(time_call(function, device))
+    return Stats(tuple(samples))
 
 
 def sample_interleaved(
@@ -111,10 +126,11 @@ class OpTimer(TorchDispatchMode):
 def op_times(
     function: Callable[[], object], device: torch.device, groups: dict[str, Callable[[str], bool]], count: int
 ) -> dict[str, float]:
-    """Milliseconds that the ops of each group take in one call: the median of `count` calls, per group."""
+    """Milliseconds that the ops of each group take in one call, and of the whole call as `total`: those of the call
+    with the median total among `count`, after one to warm up."""
     calls = []
-    for _ in range(count):
+    for _ in range(count + 1):
         with OpTimer(groups, device) as timer:
-            function()
-        calls.append(timer.milliseconds())
-    return {name: Stats(tuple(call[name] for call in calls)).median for name in groups}
+            total = time_call(function, device)
+        calls.append({**timer.milliseconds(), "total": total})
+    return sorted(calls[1:], key=lambda call: call["total"])[count // 2]

@@ -14,7 +14,7 @@ import torch
 from plait.bench import data
 from plait.bench.config import Config
 from plait.bench.measure import train_step
-from plait.bench.models import enable_checkpointing
+from plait.bench.models import causal_loss, enable_checkpointing, make_optimizer
 
 _EVALUATIONS = 8
 _WARMUP_SHARE = 0.1
@@ -39,7 +39,7 @@ def train(
     torch.manual_seed(config.seed)
     model.train()
     enable_checkpointing(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = make_optimizer(model, config.lr, device)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.train_steps))
     held_out = data.held_out_batches(corpus, config.N, config.B)
     pin = device.type == "cuda"
@@ -73,7 +73,7 @@ def held_out_loss(model, batches: list[torch.Tensor], device: torch.device) -> f
     for batch in batches:
         ids = batch.to(device)
         predicted = batch.shape[0] * (batch.shape[1] - 1)
-        total += model(ids, labels=ids, use_cache=False).loss.item() * predicted
+        total += causal_loss(model, ids).item() * predicted
         count += predicted
     model.train()
     return total / count
