@@ -12,8 +12,10 @@ from torch import Tensor
 
 from plait._fake import describe, raise_refusal
 from plait._options import (
+    attention_forward,
     attention_options,
     autocast,
+    backward_options,
     check_flags,
     check_max_seqlen,
     check_optional_tensors,
@@ -49,29 +51,33 @@ def flash_attention(
 
     Args:
         q: `[B, Hq, Sq, D]`; k: `[B, Hk, Sk, D]`; v: `[B, Hk, Sk, Dv]`, `Hq % Hk == 0`; with layout "bshd"
-            `[B, S, H, D]`. One dtype of float16, bfloat16, float32 (float64 with backend "reference"). Any strides.
+            `[B, S, H, D]`. One dtype of float16, bfloat16, float32 (float64 with backend "reference"). Any strides. On
+            one device, the CPU or a GPU; calls on a GPU run on torch's current stream and are not waited for.
         causal: row i sees keys up to `i + Sk - Sq` (bottom-right alignment).
         window: `(left, right)`: row i sees keys from `i + Sk - Sq - left` to `i + Sk - Sq + right`, inclusive; -1 or
             None is unbounded. Together with causal both limits hold.
         scale: default `1 / sqrt(D)`. softcap: None or 0 is off.
         sinks: `[Hq]` float32, logits that join each row's softmax denominator only. Differentiable.
-        strategy: "auto", "split_q" (parallel over queries), "split_kv" (over keys, then a combine) or "split_d". Of
-            the forward, as is split_size; gradients are planned on their own.
-        backend: "auto", "cpu", "reference" (slow float64 oracle), "cuda_naive", "cuda_mma" or "cuda_sm90".
-        deterministic: gradients bit-equal from run to run. The forward always is.
+        strategy: "auto", "split_q" (parallel over queries), "split_kv" (over keys, then a combine; CPU only so far) or
+            "split_d" (no backend yet). Of the forward, as is split_size; gradients are planned on their own.
+        backend: "auto": "cpu" for CPU tensors; for CUDA tensors "cuda_mma" (tensor cores: float16 and bfloat16, head
+            dims in multiples of 8 up to 256) where it serves the call, else "cuda_naive" (CUDA cores: everything,
+            slow). "reference" is the slow float64 oracle on the CPU; "cuda_sm90" has no kernels yet and is refused.
+        deterministic: gradients bit-equal from run to run ("cpu" and "cuda_naive": always). The forward always is.
         return_lse: also return the log-sum-exp, differentiable.
         out_dtype: torch.float32 for a float32 output of float16 or bfloat16 inputs; default the dtype of q.
         split_size: keys per split (chooses split_kv): a sequence's result then does not depend on its batch.
-        layout: "bhsd" or "bshd", of q, k, v and the output.
+        layout: "bhsd" (heads before positions) or "bshd" (positions before heads), of q, k, v and the output.
 
     Returns:
         out like q with last size Dv, and with return_lse lse `[B, Hq, Sq]` float32 (float64 for float64 inputs),
         natural log, scale included. A row that sees no key gives 0 and -inf (or the sink).
 
     Under autocast q, k and v are cast to its dtype. Raises ValueError for a wrong argument and RuntimeError where no
-    backend serves the call; both name the argument, what was got, and the way out.
+    backend serves the call or CUDA refuses it, both with the argument, what was got and the way out; TypeError for a
+    keyword that it does not have. Warns once per process where a head dim alone keeps a call from a GPU's tensor cores.
     """
-    refuse_unknown("flash_attention", not_offered)
+    refuse_unknown(flash_attention, not_offered)
     check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v)
     check_optional_tensors(q, sinks=sinks)
@@ -88,7 +94,7 @@ def flash_attention(
         layout=layout,
     )
     q, k, v = autocast(q, k, v)
-    out, lse = torch.ops.plait.attention_forward(q, k, v, sinks, None, None, *options)
+    out, lse = attention_forward(q, k, v, sinks, None, None, *options)
     return (out, lse) if return_lse else out
 
 
@@ -127,7 +133,7 @@ def flash_attention_varlen(
     Returns:
         out `[total_q, Hq, Dv]`, and with return_lse lse `[Hq, total_q]`.
     """
-    refuse_unknown("flash_attention_varlen", not_offered)
+    refuse_unknown(flash_attention_varlen, not_offered)
     check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_optional_tensors(q, sinks=sinks)
@@ -145,7 +151,7 @@ def flash_attention_varlen(
         layout=layout,
     )
     q, k, v = autocast(q, k, v)
-    out, lse = torch.ops.plait.attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options)
+    out, lse = attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options)
     return (out, lse) if return_lse else out
 
 
@@ -180,14 +186,14 @@ def attention_backward(
 
     Args:
         dout: like out. q, k, v, out, lse: as given to and returned by the forward. dlse: like lse, None for zero.
-        strategy, split_size: of the backward itself, not of the forward that made out and lse; the CPU backend has
-            none for it, so anything but the defaults is refused there.
+        strategy, split_size: of the backward itself, not of the forward that made out and lse; no backend has any for
+            it, so anything but the defaults is refused.
         The others as in the forward.
 
     Returns:
         (dq, dk, dv), and dsinks as a fourth when sinks are given; shapes and dtypes of their inputs.
     """
-    refuse_unknown("attention_backward", not_offered)
+    refuse_unknown(attention_backward, not_offered)
     check_tensors(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
     check_optional_tensors(q, dlse=dlse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
     options = attention_options(
@@ -264,12 +270,14 @@ def explain(
         q, k, v: as in `flash_attention` (packed with cu_seqlens); meta tensors will do. In mode "joint" or
             "interleaved" pseudo tensors `[B, H, S, P, D]`, as `premix` returns them.
         backward: the plan of the gradients instead of the forward's.
-        device: a device by name ("cpu", "h200", ...), present or not; default the tensors' own.
+        device: a device by name, present or not ("cpu", "t4", "a100", "l4", "h100", "h200", ...), or "cuda:0" for a GPU
+            of this machine; default the tensors' own. A build without CUDA plans for GPUs too.
 
     Returns:
-        Several lines. Raises what the call itself would raise.
+        Several lines. Raises what the call itself would raise. strategy and split_size are the forward's: the gradients
+        of the call are planned without them.
     """
-    refuse_unknown("explain", not_offered)
+    refuse_unknown(explain, not_offered)
     check_flags(backward=backward)
     check_tensors(q=q, k=k, v=v)
     check_optional_tensors(q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sinks=sinks)
@@ -293,7 +301,7 @@ def explain(
     text = raise_refusal(*torch.ops.plait.plan_attention(describe(tensors), False, device or "", *options))
     if not backward:
         return text
-    results = _outputs(tensors, options)
+    results, options = _outputs(tensors, options), backward_options(options)
     numbers = describe([*tensors, *results, results[0], None])
     return raise_refusal(*torch.ops.plait.plan_attention(numbers, True, device or "", *options))
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from plait._options import backward_options
+
 
 def _refuse_second_derivative(name: str) -> Callable:
     def backward(ctx, *grads):
@@ -27,9 +29,7 @@ def _nothing_to_save(ctx, inputs, output) -> None:
 def _attention_setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *inputs[:6])
-    # split_size and strategy are the forward's; the backward has no strategies to choose among and plans its own.
-    *head, _, _, backend, out_dtype, layout = inputs[6:]
-    ctx.options = (*head, 0, "auto", backend, out_dtype, layout)
+    ctx.options = backward_options(inputs[6:])
 
 
 def _attention_backward(ctx, dout, dlse):

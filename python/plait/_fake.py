@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from plait._padding import warn_of_padding
+
 # plait::DType and plait::DeviceKind of include/plait/tensor.hpp. Meta tensors stand for tensors of the host.
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3, torch.int32: 4}
 _DTYPE_OTHER = 5
@@ -90,6 +92,7 @@ def _lse_dtype(dtype: torch.dtype) -> torch.dtype:
 @torch.library.register_fake("plait::attention_forward")
 def _attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options):
     _check(torch.ops.plait.plan_attention, (q, k, v, sinks, cu_seqlens_q, cu_seqlens_k), False, "", *options)
+    warn_of_padding(q, v, options[-3])
     mode, out_dtype, layout = options[0], options[-2], options[-1]
     packed = cu_seqlens_q is not None
     leading = q.shape[:-2] if mode == "joint" else q.shape[:-1]

@@ -5,19 +5,22 @@ Called by users as plait.* and plait.functional.*, and by nn.py.
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 from torch import Tensor
 
 from plait._options import (
+    attention_forward,
     attention_options,
     autocast,
+    call_renamed,
+    check_cast,
     check_flags,
     check_optional_tensors,
     check_tensors,
     check_text,
     refuse_unknown,
+    rope_tables,
+    whole_number,
 )
 
 
@@ -38,16 +41,18 @@ def premix(
         rope: `(cos, sin)`, each `[positions, D_rot / 2]` float32 (float64 with float64 x), `positions >= N`,
             `D_rot <= D`: turns position n by table row n. No gradients flow into the tables.
         rope_style: "half" (dims i and i + D_rot/2 turn together, as in LLaMA) or "pairs" (2i and 2i + 1).
-        backend: "auto", "cpu" or "reference".
+        backend: as in `flash_attention`.
 
     Returns:
         `[B, H, N, P, D]` or `[B, N, H, P, D]` in the dtype of x. Gradients are deterministic; dw has the dtype of w.
     """
     check_tensors(x=x, w=w)
-    cos, sin = _tables(rope)
+    cos, sin = rope_tables(rope)
     for name, text in (("rope_style", rope_style), ("layout", layout), ("backend", backend)):
         check_text(name, text)
+    given = x
     (x,) = autocast(x)
+    check_cast(x, given, wide=True, w=w)
     return torch.ops.plait.premix_forward(x, w, cos, sin, None, None, rope_style, "token", 0, layout, backend)
 
 
@@ -94,8 +99,8 @@ def iha_attention(
         w_q: `[Hq, P, Hq]`; w_k, w_v: `[Hk, P, Hk]`; float32 or the dtype of q. See `premix`.
         mode: "joint" or "interleaved". mask: "flat" (causal on rows) or "token" (a row sees its whole token), both for
             interleaved.
-        collapse: r, `[Hq, P]` or `[Hq, Hq, P]`, float32 or the dtype of the attention's output; required in
-            interleaved mode, refused in joint.
+        collapse: the r of the formula, `[Hq, P]` or `[Hq, Hq, P]`, float32 or the dtype of the attention's output;
+            required in interleaved mode, refused in joint.
         rope: `(cos, sin)` `[positions, D_rot / 2]`, turns queries and keys; queries stand at `i + Sk - Sq`. Positions
             restart in each packed sequence.
         rope_index: interleaved only: "row" turns row n * P + p by its own number (tables of N * P rows), "token" by n.
@@ -107,7 +112,7 @@ def iha_attention(
         out like q with last size Dv; with return_lse lse `[B, Hq, Sq]`, interleaved `[B, Hq, Sq * P]` before the
         collapse; packed `[Hq, ...]`. Differentiable in q, k, v, the weights, collapse and sinks.
     """
-    refuse_unknown("iha_attention", not_offered)
+    refuse_unknown(iha_attention, not_offered)
     check_flags(return_lse=return_lse)
     check_tensors(q=q, k=k, v=v, w_q=w_q, w_k=w_k, w_v=w_v)
     check_optional_tensors(q, sinks=sinks, collapse=collapse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -127,7 +132,7 @@ def iha_attention(
     )
     for name, text in (("rope_style", rope_style), ("rope_index", rope_index)):
         check_text(name, text)
-    cos, sin = _tables(rope)
+    cos, sin = rope_tables(rope)
     _check_mode(mode, collapse)
     packed = cu_seqlens_q is not None
     if packed != (cu_seqlens_k is not None):
@@ -135,19 +140,25 @@ def iha_attention(
         raise ValueError(f"{missing}: is missing; packed input needs cu_seqlens_q and cu_seqlens_k")
     _check_inputs({"q": q, "k": k, "v": v}, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, packed, layout)
 
+    given = q
     q, k, v = autocast(q, k, v)
+    check_cast(q, given, wide=True, w_q=w_q, w_k=w_k, w_v=w_v, **({} if collapse is None else {"collapse": collapse}))
     if rope_index not in ("row", "token"):
         raise ValueError(f"rope_index: got {rope_index!r}, expected 'row' or 'token'")
     index = rope_index if mode == "interleaved" else "token"
     length = 2 if layout == "bhsd" else 1
-    offset = 0 if packed or rope is None else k.shape[length] - q.shape[length]
-    mix = torch.ops.plait.premix_forward
-    q = mix(q, w_q, cos, sin, cu_seqlens_q, cu_seqlens_k, rope_style, index, offset, layout, backend)
-    k = mix(k, w_k, cos, sin, cu_seqlens_k, None, rope_style, index, 0, layout, backend)
-    v = mix(v, w_v, None, None, cu_seqlens_k, None, rope_style, index, 0, layout, backend)
-    out, lse = torch.ops.plait.attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options)
+    # Queries without a key see nothing and have no position: they are not turned.
+    q_cos, q_sin = (None, None) if not packed and k.shape[length] == 0 else (cos, sin)
+    offset = 0 if packed or q_cos is None else k.shape[length] - q.shape[length]
+    mix, style = torch.ops.plait.premix_forward, (rope_style, index)
+    q_names = {"x": "q", "w": "w_q", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_other": "cu_seqlens_k"}
+    k_names, v_names = ({"x": x, "w": f"w_{x}", "cu_seqlens": "cu_seqlens_k"} for x in "kv")
+    q = call_renamed(q_names, mix, q, w_q, q_cos, q_sin, cu_seqlens_q, cu_seqlens_k, *style, offset, layout, backend)
+    k = call_renamed(k_names, mix, k, w_k, cos, sin, cu_seqlens_k, None, *style, 0, layout, backend)
+    v = call_renamed(v_names, mix, v, w_v, None, None, cu_seqlens_k, None, *style, 0, layout, backend)
+    out, lse = attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options)
     if collapse is not None:
-        out = torch.ops.plait.collapse_forward(out, collapse, packed, layout, backend)
+        out = call_renamed({"x": "q"}, torch.ops.plait.collapse_forward, out, collapse, packed, layout, backend)
     return (out, lse) if return_lse else out
 
 
@@ -180,26 +191,13 @@ def flop_matched_window(N: int, P: int, *, mode: str = "joint", tile: int = 128)
 
     Returns:
         (left, visit_ratio): `window=(left, 0)` with causal, in positions (joint) or rows (interleaved), -1 for P = 1;
-        and the key tiles visited, relative to plain causal attention. Raises ValueError for N, P or tile below 1 and
+        and the key tiles visited, relative to plain causal attention: near 1 for long sequences, well above it where
+        the window is about a tile or less (2.8 at N = 512, P = 4). Raises ValueError for N, P or tile below 1 and
         for `2 P > N`.
     """
-    for name, value in (("N", N), ("P", P), ("tile", tile)):
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1")
+    N, P, tile = (whole_number(name, value) for name, value in (("N", N), ("P", P), ("tile", tile)))
     check_text("mode", mode)
-    return torch.ops.plait.flop_matched_window(int(N), int(P), mode, int(tile))
-
-
-def _tables(rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
-    if rope is None:
-        return None, None
-    if not isinstance(rope, (tuple, list)) or len(rope) != 2:
-        raise ValueError(f"rope: got {type(rope).__name__}, expected None or (cos, sin)")
-    cos, sin = rope
-    check_tensors(cos=cos, sin=sin)
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        raise ValueError("rope: the tables require gradients, which plait does not compute; detach them")
-    return cos, sin
+    return torch.ops.plait.flop_matched_window(N, P, mode, tile)
 
 
 def _check_mode(mode: str, collapse: Tensor | None) -> None:
@@ -208,20 +206,24 @@ def _check_mode(mode: str, collapse: Tensor | None) -> None:
     if mode == "joint" and collapse is not None:
         raise ValueError("collapse: joint mode has none; pass collapse=None, or mode='interleaved'")
     if mode == "interleaved" and collapse is None:
-        raise ValueError("collapse: interleaved mode needs r, [Hq, P] (per head) or [Hq, Hq, P] (over all heads)")
+        raise ValueError(
+            "collapse: is missing; interleaved mode needs a tensor [Hq, P] (per head) or [Hq, Hq, P] (all heads)"
+        )
 
 
 def _check_inputs(tensors: dict[str, Tensor], weights: dict[str, Tensor], packed: bool, layout: str) -> None:
     """What the ops would refuse under names that the caller did not use."""
     rank, shape = (3, "[total, H, D]") if packed else (4, "[B, S, H, D]" if layout == "bshd" else "[B, H, S, D]")
     heads_axis = 1 if packed or layout != "bshd" else 2
-    P = weights["w_q"].shape[1] if weights["w_q"].dim() == 3 else "P"
+    P = None
     for (name, tensor), (w_name, w) in zip(tensors.items(), weights.items(), strict=True):
         if tensor.dim() != rank:
             raise ValueError(f"{name}: got shape {list(tensor.shape)}, expected {shape}")
-        heads = tensor.shape[heads_axis]
-        if w.dim() != 3 or w.shape[0] != heads or w.shape[2] != heads or w.shape[1] == 0 or w.shape[1] != P:
+        heads, letters = tensor.shape[heads_axis], "Hq" if name == "q" else "Hk"
+        fits = w.dim() == 3 and w.shape[0] == heads and w.shape[2] == heads and w.shape[1] > 0
+        if not fits or (P is not None and w.shape[1] != P):
             raise ValueError(
-                f"{w_name}: got shape {list(w.shape)}, expected [{heads}, {P}, {heads}]: the heads of {name}, P >= 1 "
-                "alike in w_q, w_k and w_v, the heads again"
+                f"{w_name}: got shape {list(w.shape)}, expected [{letters}, P, {letters}] = "
+                f"[{heads}, {P or 'P'}, {heads}] (the heads of {name}, and one P >= 1 in w_q, w_k and w_v)"
             )
+        P = w.shape[1]

@@ -13,12 +13,18 @@ from torch import Tensor
 from plait._options import (
     attention_options,
     autocast,
+    call_renamed,
+    check_cast,
     check_flags,
     check_optional_tensors,
     check_tensors,
     check_text,
     refuse_unknown,
+    rope_tables,
 )
+
+# The caller's names of what the op knows as one rope.
+_ROTARY = {"rope": "rotary_cos", "rope cos": "rotary_cos", "rope sin": "rotary_sin", "cos": "rotary_cos"}
 
 
 def attention_with_kvcache(
@@ -71,10 +77,13 @@ def attention_with_kvcache(
         out like q with last size Dv, and with return_lse lse `[B, Hq, Sq]`.
 
     A length past the cache, a cache row or page outside it, a negative position and two sequences that append to one
-    row or page are errors where the host can see them, and then nothing has been written. Tensors that require
-    gradients are refused.
+    slot (a position of a row or page) are errors where the host can see them (CPU tensors), and then nothing has been
+    written; on a GPU such a write is dropped, and of two into one slot either may stay. Sequences may share rows or
+    pages to read; all appends come before any reading, so keep one sequence from appending where another one of the
+    call reads: that is not looked for. Tensors that require gradients are refused. CUDA tensors are served by
+    "cuda_naive" so far.
     """
-    refuse_unknown("attention_with_kvcache", not_offered)
+    refuse_unknown(attention_with_kvcache, not_offered)
     check_flags(return_lse=return_lse, rotary_interleaved=rotary_interleaved)
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     check_optional_tensors(q, k_new=k_new, v_new=v_new, block_table=block_table, cache_batch_idx=cache_batch_idx)
@@ -98,13 +107,15 @@ def attention_with_kvcache(
         sinks=sinks,
     )  # fmt: skip
     cache_seqlens = _lengths(cache_seqlens, q)
+    given = q
     q, k_new, v_new = _autocast(q, k_new, v_new)
+    check_cast(q, given, k_cache=k_cache, v_cache=v_cache)
     style = "pairs" if rotary_interleaved else "half"
-    _mark_changed(k_new, k_cache, v_cache)
-    out, lse = torch.ops.plait.attention_with_kvcache_(
-        q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin, sinks,
-        style, *options,
+    out, lse = call_renamed(
+        _ROTARY, torch.ops.plait.attention_with_kvcache_, q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table,
+        cache_batch_idx, rotary_cos, rotary_sin, sinks, style, *options,
     )  # fmt: skip
+    _mark_changed(k_new, k_cache, v_cache)
     return (out, lse) if return_lse else out
 
 
@@ -154,7 +165,7 @@ def iha_attention_with_kvcache(
     Returns:
         out like q with last size Dv, and with return_lse lse `[B, Hq, Sq]` over all (p, m).
     """
-    refuse_unknown("iha_attention_with_kvcache", not_offered)
+    refuse_unknown(iha_attention_with_kvcache, not_offered)
     check_flags(return_lse=return_lse)
     if not isinstance(cache, (tuple, list)) or len(cache) != 2:
         raise ValueError(f"cache: got {type(cache).__name__}, expected (k_cache, v_cache)")
@@ -175,23 +186,21 @@ def iha_attention_with_kvcache(
     )
     for name, text in (("cache_kind", cache_kind), ("rope_style", rope_style)):
         check_text(name, text)
-    if rope is not None and (not isinstance(rope, (tuple, list)) or len(rope) != 2):
-        raise ValueError(f"rope: got {type(rope).__name__}, expected None or (cos, sin)")
-    cos, sin = (None, None) if rope is None else rope
-    check_optional_tensors(q, cos=cos, sin=sin)
-    _check_pair(cos=cos, sin=sin)
+    cos, sin = rope_tables(rope)
     _check_pair(k_new=k_new, v_new=v_new)
     _refuse_gradients(
-        q=q, k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, w_q=w_q, w_k=w_k, w_v=w_v, rope=cos,
-        sinks=sinks,
-    )  # fmt: skip
+        q=q, k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, w_q=w_q, w_k=w_k, w_v=w_v, sinks=sinks
+    )
     cache_seqlens = _lengths(cache_seqlens, q)
+    given = q
     q, k_new, v_new = _autocast(q, k_new, v_new)
-    _mark_changed(k_new, k_cache, v_cache)
+    check_cast(q, given, k_cache=k_cache, v_cache=v_cache)
+    check_cast(q, given, wide=True, w_q=w_q, w_k=w_k, w_v=w_v)
     out, lse = torch.ops.plait.iha_attention_with_kvcache_(
         q, k_new, v_new, k_cache, v_cache, w_q, w_k, w_v, cache_seqlens, cache_batch_idx, cos, sin, sinks, cache_kind,
         rope_style, *options,
     )  # fmt: skip
+    _mark_changed(k_new, k_cache, v_cache)
     return (out, lse) if return_lse else out
 
 
@@ -216,6 +225,7 @@ def _refuse_gradients(**tensors: Tensor | None) -> None:
 def _lengths(cache_seqlens: Tensor | int, q: Tensor) -> Tensor:
     """cache_seqlens as a tensor: an int stands for every sequence of the batch."""
     if isinstance(cache_seqlens, Tensor):
+        check_tensors(q, cache_seqlens=cache_seqlens)
         return cache_seqlens
     if isinstance(cache_seqlens, bool) or not isinstance(cache_seqlens, (Integral, torch.SymInt)):
         raise ValueError(
@@ -234,6 +244,6 @@ def _autocast(q: Tensor, k_new: Tensor | None, v_new: Tensor | None) -> tuple[Te
 
 
 def _mark_changed(k_new: Tensor | None, *caches: Tensor) -> None:
-    """Tells autograd that the caches change, so that it never takes the new contents for the ones it saved."""
-    if k_new is not None:
+    """Tells autograd that the caches have changed, so that it never takes the new contents for the ones it saved."""
+    if k_new is not None and (torch.compiler.is_compiling() or k_new.numel() > 0):
         torch.autograd.graph.increment_version(caches)

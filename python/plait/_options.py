@@ -1,15 +1,21 @@
 """What every public function does with its arguments: names refused, options brought into op order, autocast.
 
-Called by _attention.py, _iha.py and _kv_cache.py.
+Called by _attention.py, _iha.py, _kv_cache.py and plait.compat.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import re
+from collections.abc import Callable
 from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from plait._padding import warn_of_padding
 
 _MATH = "use torch.nn.functional.scaled_dot_product_attention under torch.nn.attention.SDPBackend.MATH"
 _ELSEWHERE = "use torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention"
@@ -21,18 +27,85 @@ _NOT_OFFERED = {
     "bias": "attention biases",
     "alibi_slopes": "ALiBi",
 }
+# Names that torch's SDPA, flash-attn and others have for what plait has too.
+_OTHER_NAMES = {
+    "is_causal": "causal",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "window_size": "window",
+    "softmax_cap": "softcap",
+    "logits_soft_cap": "softcap",
+    "return_attn_probs": "return_lse",
+    "return_softmax_lse": "return_lse",
+    "s_aux": "sinks",
+    "learnable_sink": "sinks",
+    "cu_seqlens_kv": "cu_seqlens_k",
+    "max_seqlen_kv": "max_seqlen_k",
+    "page_table": "block_table",
+}
+_NOT_NEEDED = {
+    "enable_gqa": "leave it out, k and v may have fewer heads than q",
+    "sliding_window": "a sliding window of W keys is window=(W - 1, 0)",
+    "num_splits": "leave it out, or give split_size= in keys",
+}
 
 
-def refuse_unknown(function: str, unknown: dict[str, object]) -> None:
+def refuse_unknown(function: Callable, unknown: dict[str, object]) -> None:
     """Raises for keywords that `function` does not have: ValueError where plait leaves out what it names."""
-    for name in unknown:
+    for name, value in unknown.items():
+        if name in _NOT_OFFERED and (value is None or (isinstance(value, (int, float)) and value == 0)):
+            raise ValueError(f"{name}: got {value!r}; leave it out, plait has no argument of that name")
         if name in _NOT_OFFERED:
             raise ValueError(f"{name}: plait does not offer {_NOT_OFFERED[name]}; {_ELSEWHERE}")
-        raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+        raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'{_hint(function, name)}")
+
+
+def _hint(function: Callable, name: str) -> str:
+    own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if _OTHER_NAMES.get(name) in own:
+        return f"; plait calls it {_OTHER_NAMES[name]}="
+    if name in _NOT_NEEDED:
+        return f"; {_NOT_NEEDED[name]}"
+    near = difflib.get_close_matches(name, own, n=1)
+    return f"; did you mean {near[0]}=?" if near else f"; it has {', '.join(own)}"
+
+
+def call_renamed(names: dict[str, str], function: Callable, *tensors: object, **options: object):
+    """Calls `function`; where it refuses an argument that the caller knows under another name, says that name.
+
+    names: the caller's by the function's. While tracing, the refusal keeps the function's names.
+    """
+    if torch.compiler.is_compiling():
+        return function(*tensors, **options)
+    try:
+        return function(*tensors, **options)
+    except (ValueError, RuntimeError) as refusal:
+        text = str(refusal)
+        if text.partition(":")[0] not in names:
+            raise
+        words = "|".join(sorted(names, key=len, reverse=True))
+        raise type(refusal)(re.sub(rf"\b({words})\b", lambda word: names[word[0]], text)) from None
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    """The op of that name: rest is sinks, cu_seqlens_q, cu_seqlens_k and what attention_options() made."""
+    out, lse = torch.ops.plait.attention_forward(q, k, v, *rest)
+    if not torch.compiler.is_compiling():
+        warn_of_padding(q, v, rest[-3], stacklevel=3)
+    return out, lse
 
 
 # Offsets, lengths and page numbers; every other tensor is floating.
-_INT32 = ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table", "cache_batch_idx")
+_INT32 = (
+    "cu_seqlens",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "cache_seqlens",
+    "block_table",
+    "cache_batch_idx",
+)
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -113,7 +186,7 @@ def attention_options(
         None if scale is None else _number("scale", scale),
         0.0 if softcap is None else _number("softcap", softcap),
         deterministic,
-        0 if split_size is None else _count("split_size", split_size),
+        0 if split_size is None else whole_number("split_size", split_size),
         strategy,
         backend,
         out_dtype,
@@ -141,18 +214,55 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
 
 
+def check_cast(cast: Tensor, given: Tensor, *, wide: bool = False, **tensors: Tensor) -> None:
+    """Raises for a tensor that autocast leaves alone and that does not fit the dtype that it gave `cast`.
+
+    wide: float32 will do as well.
+    """
+    if cast.dtype == given.dtype:
+        return
+    legal = (cast.dtype, torch.float32) if wide else (cast.dtype,)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in legal:
+            expected = " or ".join(str(dtype) for dtype in legal)
+            raise ValueError(
+                f"{name}: got {tensor.dtype}, expected {expected}: autocast is on and casts inputs to {cast.dtype}, "
+                f"but not {name}; convert it, or call under torch.autocast(device_type, enabled=False)"
+            )
+
+
+def rope_tables(rope: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    """cos and sin of a rope argument; tables that require gradients are refused."""
+    if rope is None:
+        return None, None
+    if not isinstance(rope, (tuple, list)) or len(rope) != 2:
+        raise ValueError(f"rope: got {type(rope).__name__}, expected None or (cos, sin)")
+    cos, sin = rope
+    check_tensors(**{"rope cos": cos, "rope sin": sin})
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise ValueError("rope: the tables require gradients, which plait does not compute; detach them")
+    return cos, sin
+
+
+def backward_options(options: tuple) -> tuple:
+    """The options of a gradient, from those of its forward: split_size and strategy are the forward's alone, the
+    backward has no strategies to choose among and plans its own."""
+    *head, _, _, backend, out_dtype, layout = options
+    return (*head, 0, "auto", backend, out_dtype, layout)
+
+
 def window_of(window: object) -> tuple[int, int]:
     if window is None:
         return -1, -1
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ValueError(f"window: got {window!r}, expected None or (left, right), each a count >= 0, -1 or None")
-    left, right = (-1 if side is None else _count("window", side) for side in window)
+    left, right = (-1 if side is None else whole_number("window", side) for side in window)
     if not isinstance(left, torch.SymInt) and not isinstance(right, torch.SymInt) and min(left, right) < -1:
         raise ValueError(f"window: got {window!r}, expected counts >= 0, or -1 or None for unbounded")
     return left, right
 
 
-def _count(name: str, value: object) -> int:
+def whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
         raise ValueError(f"{name}: got {value!r}, expected a whole number")
     if not isinstance(value, torch.SymInt) and not -(2**63) <= value < 2**63:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plait._iha import iha_attention
-from plait._options import check_tensors, window_of
+from plait._options import check_optional_tensors, check_tensors, window_of
 
 _LARGEST_HEAD_DIM = 1024
 _NOISE = 0.02  # standard deviation of what tells the pseudo-heads apart at the start
@@ -108,6 +108,7 @@ class InterleavedHeadAttention(nn.Module):
         rope: `(cos, sin)` `[positions, D_rot / 2]`; the other options as in `plait.iha_attention`.
         """
         check_tensors(x=x)
+        check_optional_tensors(x, cu_seqlens=cu_seqlens)
         rank, shape = (3, "[B, N, hidden]") if cu_seqlens is None else (2, "[total, hidden]")
         if x.dim() != rank or x.shape[-1] != self.hidden:
             raise ValueError(f"x: got shape {list(x.shape)}, expected {shape} with hidden = {self.hidden}")

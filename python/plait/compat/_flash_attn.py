@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 import plait
-from plait._options import check_optional_tensors, check_tensors, window_of
+from plait._options import call_renamed, check_flags, check_optional_tensors, check_tensors, window_of
 
 _ELSEWHERE = "use torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention"
 _FIXED_LENGTHS = "pass q as [batch, length, heads, head_dim], one length for all sequences, or make one call for each"
@@ -27,6 +29,20 @@ _WAYS_OUT = {
     "cu_seqlens_k_new": _FIXED_LENGTHS,
     "rotary_seqlens": "plait turns by the position in the cache; turn q and k before the call and pass no tables",
 }
+
+
+# flash-attn's names of plait's arguments.
+_NAMES = {
+    "window": "window_size",
+    "scale": "softmax_scale",
+    "k_new": "k",
+    "v_new": "v",
+}
+
+
+def call(function: Callable, *tensors: Tensor, **options: object) -> Tensor | tuple[Tensor, ...]:
+    """A function of plait, its refusals in flash-attn's names."""
+    return call_renamed(_NAMES, function, *tensors, **options)
 
 
 def refuse(**arguments: object) -> None:
@@ -65,6 +81,7 @@ def with_kvcache(
     return_softmax_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """flash_attn_with_kvcache of both libraries. Without cache_seqlens every sequence fills its cache."""
+    check_flags(return_softmax_lse=return_softmax_lse)
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     check_optional_tensors(q, k=k, v=v, block_table=block_table)
     for name, tensor, rank in (("q", q, 4), ("k_cache", k_cache, 4), ("v_cache", v_cache, 4), ("k", k, 4)):
@@ -79,8 +96,9 @@ def with_kvcache(
             raise ValueError("cache_seqlens: is missing; with k and v it says where they go")
         cache_seqlens = k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
     if rotary_cos is not None:
-        _check_rotation(q, k, causal or window_of(window_size) != (-1, -1))
-    return plait.attention_with_kvcache(
+        _check_rotation(q, k, causal or call(window_of, window_size) != (-1, -1))
+    return call(
+        plait.attention_with_kvcache,
         q,
         k_cache,
         v_cache,

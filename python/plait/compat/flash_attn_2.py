@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import plait
-from plait.compat._flash_attn import refuse, unpack, with_kvcache
+from plait._options import check_flags
+from plait.compat._flash_attn import call, refuse, unpack, with_kvcache
 
 __all__ = [
     "flash_attn_func",
@@ -41,8 +42,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`; see `plait.flash_attention`."""
+    check_flags(return_attn_probs=return_attn_probs)
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    out, lse = plait.flash_attention(
+    out, lse = call(
+        plait.flash_attention,
         q,
         k,
         v,
@@ -113,8 +116,10 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
 ) -> Result:
     """q `[total_q, Hq, D]`, k `[total_k, Hk, D]`, v `[total_k, Hk, Dv]`; see `plait.flash_attention_varlen`."""
+    check_flags(return_attn_probs=return_attn_probs)
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    out, lse = plait.flash_attention_varlen(
+    out, lse = call(
+        plait.flash_attention_varlen,
         q,
         k,
         v,

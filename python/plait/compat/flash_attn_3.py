@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import plait
-from plait.compat._flash_attn import refuse, unpack, with_kvcache
+from plait._options import check_flags, check_optional_tensors, check_tensors
+from plait.compat._flash_attn import call, refuse, unpack, with_kvcache
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -40,8 +41,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """q `[B, Sq, Hq, D]`, k `[B, Sk, Hk, D]`, v `[B, Sk, Hk, Dv]`; see `plait.flash_attention`."""
+    check_flags(return_attn_probs=return_attn_probs)
     refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
-    return plait.flash_attention(
+    return call(
+        plait.flash_attention,
         q,
         k,
         v,
@@ -115,10 +118,14 @@ def flash_attn_varlen_func(
     seqused_q and seqused_k, int32 `[batch]`, say how many rows of each sequence count, from its start; rows of q past
     them give 0 and -inf.
     """
+    check_flags(return_attn_probs=return_attn_probs)
     refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     if seqused_q is not None or seqused_k is not None:
+        check_tensors(q=q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        check_optional_tensors(q, seqused_q=seqused_q, seqused_k=seqused_k)
         cu_seqlens_q, cu_seqlens_k = _in_use(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    return plait.flash_attention_varlen(
+    return call(
+        plait.flash_attention_varlen,
         q,
         k,
         v,
@@ -187,6 +194,9 @@ def _in_use(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Tensor | None, seqused_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """cu_seqlens in which each sequence is three: rows in use, then queries without keys, then keys without queries."""
+    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape != cu_seqlens_q.shape or len(cu_seqlens) == 0:
+            raise ValueError(f"{name}: got shape {list(cu_seqlens.shape)}, expected [batch + 1]")
     end_q, used_q = _ends("seqused_q", cu_seqlens_q, seqused_q)
     end_k, used_k = _ends("seqused_k", cu_seqlens_k, seqused_k)
     cu_q = torch.stack([used_q, end_q, end_q], dim=1).flatten()
@@ -199,8 +209,10 @@ def _ends(name: str, cu_seqlens: Tensor, used: Tensor | None) -> tuple[Tensor, T
     begin, end = cu_seqlens[:-1], cu_seqlens[1:]
     if used is None:
         return end, end
-    if used.dtype != torch.int32 or used.shape != end.shape:
-        raise ValueError(f"{name}: got {used.dtype} {list(used.shape)}, expected int32 {list(end.shape)}")
+    if used.shape != end.shape:
+        raise ValueError(f"{name}: got shape {list(used.shape)}, expected [batch] = {list(end.shape)}")
+    if used.device != end.device:
+        raise ValueError(f"{name}: got device {used.device}, expected that of cu_seqlens, {end.device}")
     if used.device.type == "cpu" and not torch.compiler.is_compiling():
         wrong = ((used < 0) | (used > end - begin)).nonzero()
         if len(wrong):

@@ -5,9 +5,11 @@ Called by users through integrations.transformers.convert_to_iha, by bench.model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 
 import torch
 from torch import nn
@@ -167,6 +169,10 @@ def convert_to_iha(
         raise ValueError(f"mode: got {mode!r}, expected 'joint' or 'interleaved'")
     if rope_index not in ("row", "token"):
         raise ValueError(f"rope_index: got {rope_index!r}, expected 'row' or 'token'")
+    if isinstance(noise, bool) or not isinstance(noise, Real) or not 0 <= noise < math.inf:
+        raise ValueError(f"noise: got {noise!r}, expected a finite standard deviation of at least 0")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed: got {seed!r}, expected a whole number that torch.Generator takes")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < -1):
         raise ValueError(f"window: got {window!r}, expected None, -1 (no window) or the number of keys to the left")
     for index in chosen:
@@ -205,13 +211,13 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _checked_layers(layers: Iterable[int], count: int) -> list[int]:
-    if isinstance(layers, str):
-        raise ValueError(f"layers: got {layers!r}, expected 'all' or layer indices")
-    chosen = sorted(set(layers))
-    bad = [index for index in chosen if not isinstance(index, int) or not 0 <= index < count]
-    if bad:
-        raise ValueError(f"layers: got {bad[0]!r}, the model has layers 0 to {count - 1}")
-    return chosen
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise ValueError(f"layers: got {layers!r}, expected 'all' or layer indices, such as [0, 2]")
+    chosen = list(layers)
+    for index in chosen:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+            raise ValueError(f"layers: got {index!r}, the model has layers 0 to {count - 1}")
+    return sorted(set(chosen))
 
 
 def _check_attention(attention: nn.Module, index: int, mode: str) -> None:

@@ -178,19 +178,19 @@ class _Rows:
 def _reduce_causal(rows: _Rows, device: torch.device) -> IntervalMask | None:
     """Causal masks: sequences start where a row sees only itself; what they do not explain is the window."""
     batch, q_length = rows.lo.shape
-    offset = rows.kv_length - q_length
+    offset, host = rows.kv_length - q_length, rows.lo.device
     if offset < 0 or q_length == 0:
         return None
-    own = torch.arange(q_length) + offset  # the key index of each query
+    own = torch.arange(q_length, device=host) + offset  # the key index of each query
     if not bool(((rows.hi == own + 1) | rows.empty).all()):
         return None
-    cut = torch.zeros(batch, rows.kv_length, dtype=torch.bool)
+    cut = torch.zeros(batch, rows.kv_length, dtype=torch.bool, device=host)
     cut[:, offset:] = (rows.lo == own) & ~rows.empty
     cut[:, offset + 1 :] |= rows.empty[:, 1:] != rows.empty[:, :-1]
     first = torch.where(rows.empty[:, 0], offset, rows.lo[:, 0])
-    cut[torch.arange(batch), first] = True
+    cut[torch.arange(batch, device=host), first] = True
     cut[:, 0] = True
-    starts = torch.where(cut, torch.arange(rows.kv_length), 0).cummax(-1).values[:, offset:]
+    starts = torch.where(cut, torch.arange(rows.kv_length, device=host), 0).cummax(-1).values[:, offset:]
     left = int(torch.where(rows.empty, 0, own - rows.lo).max())
     for window in ((-1, -1), (left, 0)):
         expected = starts if window[0] < 0 else torch.maximum(starts, own - window[0])
@@ -216,7 +216,9 @@ def _from_cuts(rows: _Rows, cut: torch.Tensor, window: tuple[int, int], device: 
     plain = IntervalMask(batch, q_length, rows.kv_length, True, window)
     if len(lengths_k) == batch:
         return plain
-    cu_q, cu_k = (_starts(torch.tensor(lengths)).to(device) for lengths in (lengths_q, lengths_k))
+    cu_q, cu_k = (
+        _starts(torch.tensor(lengths, device=rows.lo.device)).to(device) for lengths in (lengths_q, lengths_k)
+    )
     return replace(plain, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
 
@@ -226,7 +228,7 @@ def _reduce_full(rows: _Rows, device: torch.device) -> IntervalMask | None:
     same = (rows.lo == rows.lo[:, :1]) & (rows.hi == rows.hi[:, :1]) & (rows.empty == rows.empty[:, :1])
     if q_length == 0 or not bool(same.all()):
         return None
-    index = torch.arange(rows.kv_length)
+    index = torch.arange(rows.kv_length, device=rows.lo.device)
     real = (index >= rows.lo[:, :1]) & (index < rows.hi[:, :1]) & ~rows.empty[:, :1]
     if bool(real.all()):
         return IntervalMask(batch, q_length, rows.kv_length, False)

@@ -5,8 +5,9 @@ Called by users: `plait.integrations.torch_flash.register()` once, then
 
 While plait is active, the flash kernels that torch has for CPU tensors are plait's: forward and backward, for every
 call without a dense attn_mask in float16, bfloat16 or float32, except causal ones with more keys than queries (torch
-aligns causal masks top-left). Other calls, other devices and `torch.nn.attention.varlen.varlen_attn` (CUDA only) stay
-torch's own: this build of plait has no CUDA kernels. `restore_flash_attention_impl()` gives everything back.
+aligns causal masks top-left). Other calls, CUDA tensors and `torch.nn.attention.varlen.varlen_attn` (CUDA only) stay
+torch's own: call `plait.flash_attention` for them. `torch.nn.attention.restore_flash_attention_impl()` gives everything
+back; torch 2.10 does not have it, and there plait stays active until the process ends.
 """
 
 from __future__ import annotations
