@@ -16,7 +16,7 @@ print("attention", tuple(out.shape), "gradient of q", tuple(q.grad.shape))
 print(plait.explain(q, k, v, causal=True, window=(63, 0)))
 
 # Interleaved Head Attention: every head becomes P pseudo-heads, each a learned mixture of all heads. Identity weights
-# make it plain attention; the window keeps its cost near that of plain causal attention.
+# make it plain attention; in long sequences a window keeps its cost near that of plain causal attention.
 P = 2
 w_q = torch.eye(heads)[:, None].repeat(1, P, 1)
 w_kv = torch.eye(kv_heads)[:, None].repeat(1, P, 1)
@@ -24,7 +24,7 @@ mixed = plait.iha_attention(q, k, v, w_q, w_kv, w_kv, causal=True)
 plain = plait.flash_attention(q, k, v, causal=True)
 print("joint IHA with identity weights differs from attention by", (mixed - plain).abs().max().item())
 left, ratio = plait.flop_matched_window(8192, P)
-print(f"window of 8192 positions at the cost of causal attention: left = {left}, {ratio:.2f} of its key tiles")
+print(f"window for 8192 positions near the cost of causal attention: left = {left}, {ratio:.2f} times its key tiles")
 
 # The same as a module, learning the running mean of what it has seen.
 model = plait.nn.InterleavedHeadAttention(32, heads=4, kv_heads=2, head_dim=16, P=P)
