@@ -59,7 +59,7 @@ run_python() {
   # A few processes: each has a CUDA context, and small kernels leave the GPU idle.
   if "$python" -c 'import xdist' 2> /dev/null; then parallel=(-n "${WORKERS:-6}" --dist loadfile); fi
   PYTHONPATH="$work/site:${PYTHONPATH:-}" LD_LIBRARY_PATH="$work/site/plait/lib:${LD_LIBRARY_PATH:-}" \
-    timeout "$(left)" "$python" -m pytest tests/python/gpu -q -p no:cacheprovider "${parallel[@]}" 2>&1 |
+    timeout "$(left)" "$python" -m pytest tests/python/gpu -v --tb=short -p no:cacheprovider -p no:benchmark "${parallel[@]}" 2>&1 |
     tee "$work/python.log"
   status=${PIPESTATUS[0]}
   [ "$status" -eq 5 ] && status=0 # nothing collected: no GPU

@@ -302,7 +302,7 @@ def explain(
     if not backward:
         return text
     results, options = _outputs(tensors, options), backward_options(options)
-    numbers = describe([*tensors, *results, results[0], None])
+    numbers = describe([*tensors, *results, results[0], None], meta_as=q.device)
     return raise_refusal(*torch.ops.plait.plan_attention(numbers, True, device or "", *options))
 
 

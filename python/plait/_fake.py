@@ -21,14 +21,17 @@ _DEVICES = {"cpu": 0, "meta": 0, "cuda": 1}
 _DEVICE_OTHER = 2
 
 
-def describe(tensors: Sequence[Tensor | None]) -> list[int] | None:
-    """The tensors as numbers, as bindings/torch/plan.cpp reads them; None where a size has no hint."""
+def describe(tensors: Sequence[Tensor | None], meta_as: torch.device | None = None) -> list[int] | None:
+    """The tensors as numbers, as bindings/torch/plan.cpp reads them; None where a size has no hint.
+
+    meta_as: the device that meta tensors stand for.
+    """
     numbers: list[int] = []
     for tensor in tensors:
         if tensor is None:
             numbers.append(-1)
             continue
-        device = tensor.device
+        device = meta_as if meta_as is not None and tensor.device.type == "meta" else tensor.device
         numbers += [
             tensor.dim(),
             _DTYPES.get(tensor.dtype, _DTYPE_OTHER),

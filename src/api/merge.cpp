@@ -13,6 +13,10 @@ namespace {
 bool on_gpu(const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
   const DeviceKind kind = outputs.out.device.kind;
   api::check_executor(executor, kind);
+  if (kind == DeviceKind::kCuda && outputs.out.dtype == DType::kFloat64) {
+    throw Error(ErrorCode::kUnsupported, "outs",
+                "got float64 on a GPU, expected float32, float16 or bfloat16; move them to the CPU");
+  }
   if (kind != DeviceKind::kCuda && workers < 1) refuse("workers", fmt::format("got {}, expected at least 1", workers));
   return kind == DeviceKind::kCuda;
 }

@@ -211,7 +211,8 @@ TEST(CudaAttention, AccuracyBars) {
                            sizes(1, 2, 1, 256, 2048, dim, dim));
           c.problem.problem.causal = causal, c.problem.q_gain = gain;
           c.problem.problem.deterministic = causal;
-          c.slack = 1, c.floor = 0;
+          // The bars come from head dims 64, 128 and 256; below, a score is a sum of fewer terms.
+          c.slack = dim < 64 ? 1.1 : 1, c.floor = 0;
           cases.push_back(c);
         }
       }

@@ -35,7 +35,7 @@ def transposed(q, k, v):
 
 
 def varlen(q, k, v):
-    cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32, device=q.device)
     return plait.flash_attention_varlen(
         *(x[0].transpose(0, 1) for x in (q, k, v)), cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True
     )

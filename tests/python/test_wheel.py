@@ -28,7 +28,8 @@ def run(*command, **options) -> str:
 
 
 def build(folder: Path, **defines: str) -> Path:
-    """The one wheel that pip makes of this checkout."""
+    """The one wheel that pip makes of this checkout. PLAIT_WHEEL_CUDA=ON takes the CUDA kernels into it: slow."""
+    defines["PLAIT_CUDA"] = os.environ.get("PLAIT_WHEEL_CUDA", "OFF")
     environment = {**os.environ, "PATH": TOOLS}
     if shutil.which("ccache"):  # called as in the builds of scripts/setup.sh, whose objects it then finds
         environment.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")

@@ -35,7 +35,10 @@ inline BackwardParams backward_params(const AttentionProblem& p, const Attention
   BackwardParams params{};
   params.problem = p, params.tensors = t, params.row_pairs = workspace.row_pairs;
   const float softcap = static_cast<float>(p.softcap), scale = static_cast<float>(p.scale);
-  params.factor = softcap > 0.0f ? ScoreFactor{softcap * kLog2e, scale / softcap} : ScoreFactor{scale * kLog2e, 0.0f};
+  // A scale of 0 leaves nothing to cap, and an inverse of 0 says that there is no softcap.
+  const float inverse_softcap = softcap > 0.0f ? scale / softcap : 0.0f;
+  params.factor =
+      inverse_softcap != 0.0f ? ScoreFactor{softcap * kLog2e, inverse_softcap} : ScoreFactor{scale * kLog2e, 0.0f};
   params.q = row_layout(p, t.q, p.head_dim), params.k = row_layout(p, t.k, p.head_dim);
   params.v = row_layout(p, t.v, p.head_dim_v), params.dout = row_layout(p, t.dout, p.head_dim_v);
   params.vector_dq = vectors(t.dq, p.head_dim), params.vector_dk = vectors(t.dk, p.head_dim);
@@ -60,7 +63,7 @@ BlockOrder block_order(const AttentionProblem& p) {
 
 template <class C>
 void launch_side(BackwardParams params, cudaStream_t stream) {
-  if (params.problem.batch == 0) return;
+  if (params.problem.batch == 0 && !params.problem.packed) return;  // packed: the rows past cu_seqlens[-1]
   params.order = block_order<C>(params.problem);
   const RowLayout& first = C::kKeysResident ? params.q : params.k;
   const RowLayout& second = C::kKeysResident ? params.dout : params.v;
