@@ -104,6 +104,8 @@ struct MergeArgs {
   bool packed = false;  // outs [total, H, Dv], lses [H, total]
 };
 void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor, int32_t workers);
+// The checks of merge_states alone: throws what it would throw for these tensors, reads and writes none of them.
+void check_merge_states(const MergeArgs& args, const AttentionOutputs& outputs);
 // Gradients of merge_states: douts[i], dlses[i] from dout and dlse (absent: zero).
 void merge_states_backward(const MergeArgs& args, const AttentionOutputs& outputs, const TensorView& dout,
                            const std::optional<TensorView>& dlse, const TensorView* douts, const TensorView* dlses,

@@ -9,19 +9,28 @@
 namespace plait {
 namespace {
 
+void refuse_float64_on_gpu(const AttentionOutputs& outputs) {
+  if (outputs.out.device.kind == DeviceKind::kCuda && outputs.out.dtype == DType::kFloat64) {
+    throw Error(ErrorCode::kUnsupported, "outs",
+                "got float64 on a GPU, expected float32, float16 or bfloat16; move them to the CPU");
+  }
+}
+
 // Whether the tensors are on a GPU; on the CPU the executor must be able to run `workers`.
 bool on_gpu(const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
   const DeviceKind kind = outputs.out.device.kind;
   api::check_executor(executor, kind);
-  if (kind == DeviceKind::kCuda && outputs.out.dtype == DType::kFloat64) {
-    throw Error(ErrorCode::kUnsupported, "outs",
-                "got float64 on a GPU, expected float32, float16 or bfloat16; move them to the CPU");
-  }
+  refuse_float64_on_gpu(outputs);
   if (kind != DeviceKind::kCuda && workers < 1) refuse("workers", fmt::format("got {}, expected at least 1", workers));
   return kind == DeviceKind::kCuda;
 }
 
 }  // namespace
+
+void check_merge_states(const MergeArgs& args, const AttentionOutputs& outputs) {
+  validate(args, outputs);
+  refuse_float64_on_gpu(outputs);
+}
 
 void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor, int32_t workers) {
   validate(args, outputs);

@@ -126,7 +126,7 @@ struct Bars {
     dsinks = kEpsilon * p_sum * ds * lanes * static_cast<double>(p.batch + 1);
     if (!tensor_cores) return;
     // A fp32 dout is rounded to the input dtype first.
-    const double products = (p.out_dtype != p.dtype ? 8 : 4) * roundoff(p.dtype) * p_sum;
+    const double products = (p.out_dtype != p.dtype ? 12 : 4) * roundoff(p.dtype) * p_sum;
     out += products;
     dv += products * lanes;
     dq += products * scale * (dims_v + 1);
