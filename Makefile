@@ -33,8 +33,8 @@ test-python: setup
 gpu-test: ## The CUDA backends on this machine's GPU against the oracle, within 5 minutes (needs a build with CUDA)
 	scripts/gpu_test.sh $(or $(SECONDS_MAX),300)
 
-gpu-sanitize: ## memcheck, racecheck and synccheck of one kernel on small shapes: make gpu-sanitize KERNEL=prefill
-	scripts/gpu_sanitize.sh KERNEL=$(KERNEL)
+gpu-sanitize: ## memcheck, racecheck and synccheck of one kernel on small shapes: make gpu-sanitize KERNEL=mma_attention
+	KERNEL=$(KERNEL) scripts/gpu_sanitize.sh
 
 bench: setup  ## Measure on this machine's GPU and write bench/results: make bench SUITES="prefill backward iha"
 	for suite in $(or $(SUITES),prefill backward iha); do $(BIN)/python -m plait.bench $$suite || exit 1; done

@@ -31,9 +31,11 @@ LAYERS = {
     "tools/cli": {"include/plait"},
     "examples/cpp": {"include/plait"},
 }
-FRAMEWORK = re.compile(r"^(torch|ATen|c10|caffe2|cuda|cub|thrust|cutlass|cute|nv)\w*[/.]")
-# Files and folders.
-FRAMEWORK_ALLOWED = {"bindings/torch", "tools/cli/gpu.cu", "src/cuda"}
+# Headers of frameworks, and the files and folders that may include them.
+FRAMEWORKS = (
+    (re.compile(r"^(torch|ATen|c10|caffe2)\w*[/.]"), ("bindings/torch/",)),
+    (re.compile(r"^(cuda|cub|thrust|cutlass|cute|nv)\w*[/.]"), ("src/cuda/", "tools/cli/gpu.cu")),
+)
 # The oracle must not share the code that it checks.
 ORACLE, ORACLE_FORBIDDEN = "src/reference", "src/core/mask.hpp"
 
@@ -88,7 +90,8 @@ def check(root: Path) -> tuple[int, list[str]]:
     for path in files:
         layer = layer_of(path)
         for name, target in includes(root, path):
-            if FRAMEWORK.match(name) and target is None and not path.startswith(tuple(FRAMEWORK_ALLOWED)):
+            framework = any(is_of.match(name) and not path.startswith(allowed) for is_of, allowed in FRAMEWORKS)
+            if framework and target is None:
                 errors.append(f"{path}: includes {name}: {layer} knows no framework and no CUDA")
             other = layer_of(target) if target else None
             if target and other != layer and other not in LAYERS[layer]:

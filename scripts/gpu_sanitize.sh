@@ -15,13 +15,18 @@ if [ ! -x "$binary" ] || [ ! -x "$sanitizer" ]; then
   exit 1
 fi
 export LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}"
+filter="CudaSmall.*${KERNEL:-}*"
+if ! "$binary" --gtest_list_tests --gtest_filter="$filter" 2> /dev/null | grep -q '^  '; then
+  echo "gpu-sanitize: KERNEL=${KERNEL:-} selects no test, or there is no GPU; see the head of this script" >&2
+  exit 1
+fi
 failed=0
 summary=()
 for tool in ${TOOLS:-memcheck racecheck synccheck}; do
   begin=$SECONDS
   log=$(mktemp)
   "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 20 \
-    "$binary" --gtest_brief=1 --gtest_filter="CudaSmall.*${KERNEL:-}*" --exact 2>&1 | tee "$log"
+    "$binary" --gtest_brief=1 --gtest_filter="$filter" --exact 2>&1 | tee "$log"
   status=${PIPESTATUS[0]}
   [ "$status" -eq 0 ] || failed=1
   summary+=("$(printf '%-10s %s in %d s: %s' "$tool" "$([ "$status" -eq 0 ] && echo clean || echo FAILED)" \

@@ -15,6 +15,10 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/plait-gpu-test.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 failed=0
 summary=()
+if ! nvidia-smi > /dev/null 2>&1; then
+  echo "gpu-test: nvidia-smi finds no GPU here; nothing was tested" >&2
+  exit 1
+fi
 
 left() { echo $((budget - SECONDS > 1 ? budget - SECONDS : 1)); }
 

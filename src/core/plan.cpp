@@ -132,9 +132,10 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
     way_out = need.device.kind == DeviceKind::kCuda
                   ? "use float32, or move the tensors to the CPU for backend reference"
                   : "use float32, or backend reference for float64";
-  } else if (chosen && need.backend == Backend::kReference) {
+  } else if (need.backend == Backend::kReference && need.device.kind == DeviceKind::kCuda) {
     way_out = "move the tensors to the CPU, or use backend cuda_naive";
-  } else if (chosen && !candidates.empty() && need.backend != Backend::kCpu && need.device.kind == DeviceKind::kCpu) {
+  } else if (chosen && !candidates.empty() && need.backend != Backend::kCpu && need.backend != Backend::kReference &&
+             need.device.kind == DeviceKind::kCpu) {
     way_out = "move the tensors to a GPU, or use backend auto";
   } else if (strategy_only) {
     way_out = need.features & catalog::kFixedSplit ? "leave out split_size" : "use strategy auto";

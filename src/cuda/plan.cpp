@@ -2,6 +2,8 @@
 // Called by core/plan.cpp through the registry.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "catalog/catalog.hpp"
 #include "catalog/mma_tiles.hpp"
 #include "cuda/cuda.hpp"

@@ -8,9 +8,6 @@
 
 namespace plait::cuda::aux {
 
-// Rows of delta: [batch (1 if packed), heads_q, seqlen_q * rows_per_position()] contiguous fp32.
-int64_t delta_bytes(const AttentionProblem& problem);
-
 // What launch_delta does on the way, if asked.
 struct DeltaExtras {
   float2* row_pairs =
@@ -19,7 +16,8 @@ struct DeltaExtras {
   int64_t zeroed_bytes = 0;  // a multiple of 16
 };
 
-// delta = dO . O - dLSE, and 0 for a row whose LSE is -inf and for rows past cu_seqlens[-1].
+// delta, contiguous fp32 [batch (1 if packed), heads_q, seqlen_q * rows_per_position()]: dO . O - dLSE, and 0 for a row
+// whose LSE is -inf and for rows past cu_seqlens[-1].
 void launch_delta(const AttentionProblem& problem, const AttentionTensors& tensors, float* delta, cudaStream_t stream,
                   const DeltaExtras& extras = {});
 

@@ -173,11 +173,6 @@ void run(const AttentionProblem& p, const AttentionTensors& t, float* delta, con
 
 }  // namespace
 
-int64_t delta_bytes(const AttentionProblem& p) {
-  return (p.packed ? 1 : p.batch) * p.heads_q * p.seqlen_q * p.rows_per_position() *
-         static_cast<int64_t>(sizeof(float));
-}
-
 void launch_delta(const AttentionProblem& problem, const AttentionTensors& tensors, float* delta, cudaStream_t stream,
                   const DeltaExtras& extras) {
   switch (problem.out_dtype) {

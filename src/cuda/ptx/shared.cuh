@@ -21,11 +21,6 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "memory");
   return v;
 }
-__device__ __forceinline__ float load_shared_float(uint32_t address) {
-  float v;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
 __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
