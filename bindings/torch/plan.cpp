@@ -19,7 +19,7 @@ class Slots {
     }
     TensorView view;
     // Planning never reads contents, but wants pointers, and merging wants them apart: addresses that nobody follows.
-    view.data = reinterpret_cast<void*>(++slot_ << 44);
+    view.data = reinterpret_cast<void*>(++slot_ << 44);  // NOLINT(performance-no-int-to-ptr)
     view.rank = static_cast<int32_t>(rank);
     view.dtype = static_cast<DType>(take());
     view.device.kind = static_cast<DeviceKind>(take());
