@@ -38,15 +38,11 @@ RotaryTables rotary_tables(const PremixProblem& p, const PremixTensors& t) {
           whole(t.cos) && whole(t.sin) && p.rope_dim % 8 == 0};
 }
 
-// What both directions of a premix share.
-Job premix_job(const PremixProblem& p, const PremixTensors& t, const MixShape& shape) {
+// What every job takes from its shape.
+Job job_of(const MixShape& shape, int64_t seqlen) {
   Job job{};
-  job.weights = weight_matrix(t.w, 0, 1, 2);
-  job.rotary = rotary_tables(p, t);
   job.columns = shape.columns;
-  job.cu_seqlens = p.packed ? t.cu_seqlens : nullptr;
-  job.sequences = p.batch;
-  job.seqlen = p.seqlen;
+  job.seqlen = seqlen;
   job.tokens = shape.tokens;
   job.heads = shape.heads;
   job.pseudo = shape.pseudo;
@@ -55,16 +51,19 @@ Job premix_job(const PremixProblem& p, const PremixTensors& t, const MixShape& s
   return job;
 }
 
+// What both directions of a premix share.
+Job premix_job(const PremixProblem& p, const PremixTensors& t, const MixShape& shape) {
+  Job job = job_of(shape, p.seqlen);
+  job.weights = weight_matrix(t.w, 0, 1, 2);
+  job.rotary = rotary_tables(p, t);
+  job.cu_seqlens = p.packed ? t.cu_seqlens : nullptr;
+  job.sequences = p.batch;
+  return job;
+}
+
 Job collapse_job(const CollapseProblem& p, const CollapseTensors& t, const MixShape& shape) {
-  Job job{};
+  Job job = job_of(shape, p.seqlen);
   job.weights = p.global ? weight_matrix(t.r, 1, 2, 0) : weight_matrix(t.r, 0, 1, -1);
-  job.columns = shape.columns;
-  job.seqlen = p.seqlen;
-  job.tokens = shape.tokens;
-  job.heads = shape.heads;
-  job.pseudo = shape.pseudo;
-  job.wide_count = shape.wide;
-  job.segments = 1;
   return job;
 }
 
