@@ -297,12 +297,16 @@ def test_a_fixed_split_makes_results_independent_of_the_batch():
     oracle.assert_close(together, oracle.attention(q, k, v)[0], torch.float32)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+ON_CPU = torch.get_default_device().type == "cpu"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"] if ON_CPU else ["cuda_naive", "cuda_mma"])
 @pytest.mark.parametrize("sink", [0.1, 1e4, 1e30, 3e38, math.inf, -1e30])
 @pytest.mark.parametrize("keys", [0, 2])
 def test_rows_without_keys_add_exactly_their_lse_gradient_to_extreme_sinks(sink, keys, backend):
     """Causal, 5 more rows than keys: those see nothing, LSE is the sink, and d LSE / d sink is exactly 1."""
-    q, k = torch.randn(1, 1, keys + 5, 8), torch.randn(1, 1, keys, 8)
+    dtype = torch.float16 if backend == "cuda_mma" else torch.float32
+    q, k = torch.randn(1, 1, keys + 5, 8, dtype=dtype), torch.randn(1, 1, keys, 8, dtype=dtype)
     sinks = torch.full((1,), sink, requires_grad=True)
     out, lse = plait.flash_attention(q, k, k, causal=True, sinks=sinks, return_lse=True, backend=backend)
     assert not out[:, :, :5].any() and bool((lse[:, :, :5] == sinks.detach()).all())

@@ -15,9 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash implementations", allow_module_level=True)
 
+GIVES_BACK = hasattr(torch.nn.attention, "restore_flash_attention_impl")
+ONE_WAY = "torch 2.10 cannot give back what it replaced"
+
 
 @pytest.fixture
 def active():
+    if not GIVES_BACK:
+        pytest.skip(ONE_WAY)
     torch_flash.register()
     torch.nn.attention.activate_flash_attention_impl("plait")
     yield
@@ -133,6 +138,7 @@ def test_strides_are_what_torch_promises(active, transposed):
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
+@pytest.mark.skipif(not GIVES_BACK, reason=ONE_WAY)
 def test_given_back():
     q, k, v = inputs(grad=False)
     before = scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
           static_cast<const float*>(t.lse.data)[batch * t.lse.batch_stride + lse_offset(p, t.lse, whole, head, row)];
       const float value = delta[(batch * p.heads_q + head) * rows + row];
       // An external LSE of -inf, and the rows past cu_seqlens[-1]: delta is 0, the exponential infinite.
-      if (value != 0.0f) sum -= expf(sink - lse) * value;
+      if (value != 0.0f) sum -= (sink == lse ? 1.0f : expf(sink - lse)) * value;
     }
   }
   sums[threadIdx.x] = sum;

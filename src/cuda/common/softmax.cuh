@@ -91,15 +91,17 @@ struct RowResult {
   float out_factor, lse;
 };
 
-// `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink.
+// `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink. A sink
+// above all scores keeps its digits, up to +inf.
 __device__ __forceinline__ RowResult finish_row(float reference, float sum, float sink) {
-  if (sink != -CUDART_INF_F) {
-    const float raised = fmaxf(reference, sink * kLog2e);
-    const float factor = ptx::exp2_approx(reference - raised);
-    const float total = sum * factor + exp2f(sink * kLog2e - raised);
-    return {sum == 0.0f ? 0.0f : factor / total, kLn2 * (raised + log2f(total))};
+  if (sum == 0.0f) return {0.0f, sink};
+  const float sink_log2 = sink * kLog2e;
+  if (sink_log2 < reference) {
+    const float total = sum + exp2f(sink_log2 - reference);
+    return {1.0f / total, kLn2 * (reference + log2f(total))};
   }
-  return sum == 0.0f ? RowResult{0.0f, -CUDART_INF_F} : RowResult{1.0f / sum, kLn2 * (reference + log2f(sum))};
+  const float factor = ptx::exp2_approx(reference - sink_log2), total = fmaf(sum, factor, 1.0f);
+  return {factor / total, sink + kLn2 * log2f(total)};
 }
 
 }  // namespace plait::cuda

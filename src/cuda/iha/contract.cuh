@@ -5,6 +5,7 @@
 
 #include "cuda/iha/contract_gradient.cuh"
 #include "cuda/iha/contract_rows.cuh"
+#include "cuda/ptx/barrier.cuh"
 
 namespace plait::cuda::iha {
 
@@ -35,6 +36,7 @@ __device__ __forceinline__ void prepare_block(const Job& job, const ContractLayo
 
 // All warps of a block go through its stages together, each with its role: one barrier per stage, two if wide rows
 // have to turn first. The barriers of the three functions below are the same ones.
+__device__ __forceinline__ void sync_roles() { ptx::named_barrier(1, ContractLayout::kThreads); }
 
 // The stages' number at which loads begin, their places, and when the gradient's sums move.
 class Pace {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
   int slot = 0, turning = 0, entry = 0, entry_before = ring - 1, half = 0;  // slot, entry: of stage n + ahead
   for (int n = pace.first(); n <= block.stages; ++n) {
     wait_stages(ahead - 1);
-    __syncthreads();  // stage n is there, and stage n - 1 has been worked on by all
+    sync_roles();  // stage n is there, and stage n - 1 has been worked on by all
     if (makes_rows && n > 0) {
       mover.store(job, layout, block, staging + half * layout.staging_bytes, block.entries(layout, entry_before));
     }
@@ -78,9 +80,9 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stages + turning * layout.stage_bytes);
       turning = turning + 1 < layout.stages ? turning + 1 : 0;
-      __syncthreads();
+      sync_roles();
     }
-    for (int turn = 0; turn < pace.flush_turns(n); ++turn) __syncthreads();
+    for (int turn = 0; turn < pace.flush_turns(n); ++turn) sync_roles();
     half ^= 1;
     entry_before = entry_before + 1 < ring ? entry_before + 1 : 0;
   }
@@ -95,7 +97,7 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
   const int ahead = layout.stages - 1, ring = layout.stages + 2;
   int slot = 0, half = 0, entry = 1;  // entry: of stage n + ahead + 1, which the last of these warps describes
   for (int n = pace.first(); n <= block.stages; ++n) {
-    __syncthreads();
+    sync_roles();
     if (warp == ContractLayout::kRowsWarps - 1) {
       describe_stage<T>(job, layout, block, n + ahead + 1, block.entries(layout, entry), lane);
       entry = entry + 1 < ring ? entry + 1 : 0;
@@ -104,11 +106,11 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      __syncthreads();
+      sync_roles();
     }
     half ^= 1;
     if (makes_rows) role.work(layout, block, stage, staging + half * layout.staging_bytes);
-    for (int turn = 0; turn < pace.flush_turns(n); ++turn) __syncthreads();
+    for (int turn = 0; turn < pace.flush_turns(n); ++turn) sync_roles();
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
   }
 }
@@ -120,17 +122,17 @@ __device__ __forceinline__ void sum_gradient(const Job& job, const ContractLayou
   GradientRole<T, kNarrowTiles, kColumns> role(job, block, warp, lane);
   int slot = 0;
   for (int n = pace.first(); n <= block.stages; ++n) {
-    __syncthreads();
+    sync_roles();
     if (!pace.works(n)) continue;
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      __syncthreads();
+      sync_roles();
     }
     if (job.partials != nullptr) role.work(job, layout, block, pace.slices(), stage);
     for (int turn = 0; turn < pace.flush_turns(n); ++turn) {
       role.flush(reinterpret_cast<float*>(block.memory() + layout.sums_offset), turn, block.wide);
-      __syncthreads();
+      sync_roles();
     }
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
   }

@@ -45,9 +45,10 @@ __device__ __forceinline__ Token token_at(const Job& job, int64_t token) {
   return {d.quotient, d.remainder};
 }
 
-// Positions at or past it (packed tail) read as zeros.
+// Positions at or past it (packed tail) read as zeros. Without sequences all are tail, whatever cu_seqlens[0] says.
 __device__ __forceinline__ int64_t positions_end(const Job& job) {
   if (job.cu_seqlens == nullptr) return job.seqlen;
+  if (job.sequences == 0) return 0;
   const int64_t end = job.cu_seqlens[job.sequences];
   return end < 0 ? 0 : end > job.seqlen ? job.seqlen : end;
 }

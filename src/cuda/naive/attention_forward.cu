@@ -108,7 +108,7 @@ __device__ void write_rows(const AttentionProblem& problem, const AttentionTenso
     const bool empty = state.sum[i] == 0.0f;  // NaN is not empty
     const float max = fmaxf(state.max[i], sink);
     const float weight = empty ? 0.0f : expf(state.max[i] - max);
-    const float sum = (empty ? 0.0f : state.sum[i] * weight) + (sink == -INFINITY ? 0.0f : expf(sink - max));
+    const float sum = (empty ? 0.0f : state.sum[i] * weight) + (sink == max ? 1.0f : expf(sink - max));
     store_row(t.out, query_offset(problem, t.out, tile.sequence, tile.head, row, 0), tile.column, problem.head_dim_v,
               acc[i], empty ? 0.0f : weight / sum);
     if (tile.column == 0 && tx == 0) {

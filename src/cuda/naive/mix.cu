@@ -13,9 +13,10 @@ constexpr int kElementsPerBlock = 1024;  // of one position
 
 int64_t element_blocks(int rows, int dim) { return (int64_t{rows} * dim + kElementsPerBlock - 1) / kElementsPerBlock; }
 
-// Positions from here on (packed tail) read as zeros.
+// Positions from here on (packed tail) read as zeros. Without sequences all are tail, whatever cu_seqlens[0] says.
 __device__ int64_t positions_end(const Mix& m) {
-  return m.cu_seqlens == nullptr ? m.seqlen : clamped(m.cu_seqlens[m.sequences], 0, m.seqlen);
+  if (m.cu_seqlens == nullptr) return m.seqlen;
+  return m.sequences == 0 ? 0 : clamped(m.cu_seqlens[m.sequences], 0, m.seqlen);
 }
 
 // Where position n < positions_end() stands in the rotary tables; -1 in a sequence without keys.

@@ -8,13 +8,14 @@
 
 namespace plait::cuda::mma {
 
-// RowPairs of `kCount` softmax rows from `first` on; rows past the end become 0. Spare threads repeat the same.
+// RowPairs of `kCount` softmax rows from `first` on; rows past the end become 0.
 template <int kCount, int kThreads>
 __device__ __forceinline__ void load_row_pairs(uint32_t target, const float2* pairs, int first, int rows) {
   static_assert(kThreads % kCount == 0 || kCount % kThreads == 0);
 #pragma unroll
   for (int i = 0; i < kCount; i += kThreads) {
-    const int row = (static_cast<int>(threadIdx.x) + i) % kCount;
+    const int row = static_cast<int>(threadIdx.x) + i;
+    if (kCount < kThreads && row >= kCount) return;
     ptx::cp_async_8(target + row * 8, pairs + first + row, first + row < rows);
   }
 }

@@ -1,0 +1,13 @@
+// Named barriers: for warps of different roles, which wait at different places of the code.
+// Called by the kernels of cuda_mma.
+#pragma once
+
+namespace plait::ptx {
+
+// Waits until `threads` threads, whole warps, have come to barrier `id` (1 to 15; 0 is that of __syncthreads). What they
+// wrote before is visible to all behind it.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace plait::ptx
