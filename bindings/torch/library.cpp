@@ -17,6 +17,10 @@ const std::string kAttention =
 const std::string kRope = "str rope_style, str rope_index, SymInt rope_offset, str layout, str backend";
 const std::string kPremix =
     "Tensor x, Tensor w, Tensor? cos, Tensor? sin, Tensor? cu_seqlens, Tensor? cu_seqlens_other, " + kRope;
+const std::string kPremixQkv =
+    "Tensor q, Tensor k, Tensor v, Tensor w_q, Tensor w_k, Tensor w_v, Tensor? cos, Tensor? sin, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, " +
+    kRope;
 const std::string kCollapse = "Tensor x, Tensor r, bool packed, str layout, str backend";
 const std::string kWithKvCache =
     "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
@@ -42,6 +46,9 @@ STABLE_TORCH_LIBRARY(plait, library) {
                       ") -> (Tensor[] douts, Tensor[] dlses)");
   define(library, "premix_forward(" + kPremix + ") -> Tensor");
   define(library, "premix_backward(Tensor dy, " + kPremix + ") -> (Tensor dx, Tensor dw)");
+  define(library, "premix_qkv_forward(" + kPremixQkv + ") -> (Tensor q, Tensor k, Tensor v)");
+  define(library, "premix_qkv_backward(Tensor dq, Tensor dk, Tensor dv, " + kPremixQkv +
+                      ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dw_q, Tensor dw_k, Tensor dw_v)");
   define(library, "collapse_forward(" + kCollapse + ") -> Tensor");
   define(library, "collapse_backward(Tensor dy, " + kCollapse + ") -> (Tensor dx, Tensor dr)");
   define(library, "attention_with_kvcache_(" + kWithKvCache + ") -> (Tensor out, Tensor lse)");
@@ -66,6 +73,8 @@ STABLE_TORCH_LIBRARY_IMPL(plait, CompositeExplicitAutograd, library) {
   library.impl("merge_states_backward", &boxed<&merge_states_backward>);
   library.impl("premix_forward", &boxed<&premix_forward>);
   library.impl("premix_backward", &boxed<&premix_backward>);
+  library.impl("premix_qkv_forward", &boxed<&premix_qkv_forward>);
+  library.impl("premix_qkv_backward", &boxed<&premix_qkv_backward>);
   library.impl("collapse_forward", &boxed<&collapse_forward>);
   library.impl("collapse_backward", &boxed<&collapse_backward>);
   library.impl("attention_with_kvcache_", &boxed<&attention_with_kvcache>);

@@ -12,6 +12,8 @@ void merge_states_forward(Reader& reader, StableIValue* results);
 void merge_states_backward(Reader& reader, StableIValue* results);
 void premix_forward(Reader& reader, StableIValue* results);
 void premix_backward(Reader& reader, StableIValue* results);
+void premix_qkv_forward(Reader& reader, StableIValue* results);
+void premix_qkv_backward(Reader& reader, StableIValue* results);
 void collapse_forward(Reader& reader, StableIValue* results);
 void collapse_backward(Reader& reader, StableIValue* results);
 void attention_with_kvcache(Reader& reader, StableIValue* results);

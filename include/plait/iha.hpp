@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "plait/attention.hpp"
 
@@ -53,6 +54,19 @@ void premix_forward(const PremixArgs& args, const TensorView& y, const Plan& pla
 // dx[s] = sum_{h,p} w[h,p,s] dy[h,p] (turned back); dw[h,p,s] = sum_{b,n,d} dy x, in w's dtype. Deterministic.
 void premix_backward(const PremixArgs& args, const TensorView& dy, const TensorView& dx, const TensorView& dw,
                      const Plan& plan, void* workspace, const Executor& executor);
+
+// Premixes of several tensors on one device in one call, such as those of Q, K and V: what a call for each gives. All
+// run on one backend; cuda_mma takes up to three of one dtype in one launch. A refusal has the argument's number:
+// "w[1]".
+struct PremixGradients {
+  TensorView dy, dx, dw;  // as in premix_backward
+};
+Plan plan_premix_forward(std::span<const PremixArgs> args, const DeviceInfo& device);
+Plan plan_premix_backward(std::span<const PremixArgs> args, const DeviceInfo& device);
+void premix_forward(std::span<const PremixArgs> args, std::span<const TensorView> ys, const Plan& plan, void* workspace,
+                    const Executor& executor);
+void premix_backward(std::span<const PremixArgs> args, std::span<const PremixGradients> gradients, const Plan& plan,
+                     void* workspace, const Executor& executor);
 
 // Interleaved mode's last step.
 //   x [B, H, N, P, D] (bhsd), [B, N, H, P, D] (bshd), [total, H, P, D] (packed = true)

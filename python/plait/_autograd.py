@@ -70,6 +70,16 @@ def _premix_backward(ctx, dy):
     return dx, dw, *nothing
 
 
+def _premix_qkv_setup(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:10])
+    ctx.options = inputs[10:]
+
+
+def _premix_qkv_backward(ctx, *gradients):
+    results = torch.ops.plait.premix_qkv_backward(*gradients, *ctx.saved_tensors, *ctx.options)
+    return *results, *(None,) * (4 + len(ctx.options))
+
+
 def _collapse_setup(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:2])
@@ -87,6 +97,7 @@ for _name, _backward, _setup in (
     ("attention", _attention_backward, _attention_setup),
     ("merge_states", _merge_backward, _merge_setup),
     ("premix", _premix_backward, _premix_setup),
+    ("premix_qkv", _premix_qkv_backward, _premix_qkv_setup),
     ("collapse", _collapse_backward, _collapse_setup),
 ):
     torch.library.register_autograd(f"plait::{_name}_forward", _backward, setup_context=_setup)

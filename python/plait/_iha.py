@@ -23,6 +23,12 @@ from plait._options import (
     whole_number,
 )
 
+# What premix_qkv calls the tensors of each of its three premixes.
+_PREMIX_NAMES = (
+    {"x": "q", "w": "w_q", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_other": "cu_seqlens_k"},
+    *({"x": x, "w": f"w_{x}", "cu_seqlens": "cu_seqlens_k"} for x in "kv"),
+)
+
 
 def premix(
     x: Tensor,
@@ -147,15 +153,12 @@ def iha_attention(
         raise ValueError(f"rope_index: got {rope_index!r}, expected 'row' or 'token'")
     index = rope_index if mode == "interleaved" else "token"
     length = 2 if layout == "bhsd" else 1
-    # Queries without a key see nothing and have no position: they are not turned.
-    q_cos, q_sin = (None, None) if not packed and k.shape[length] == 0 else (cos, sin)
-    offset = 0 if packed or q_cos is None else k.shape[length] - q.shape[length]
-    mix, style = torch.ops.plait.premix_forward, (rope_style, index)
-    q_names = {"x": "q", "w": "w_q", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_other": "cu_seqlens_k"}
-    k_names, v_names = ({"x": x, "w": f"w_{x}", "cu_seqlens": "cu_seqlens_k"} for x in "kv")
-    q = call_renamed(q_names, mix, q, w_q, q_cos, q_sin, cu_seqlens_q, cu_seqlens_k, *style, offset, layout, backend)
-    k = call_renamed(k_names, mix, k, w_k, cos, sin, cu_seqlens_k, None, *style, 0, layout, backend)
-    v = call_renamed(v_names, mix, v, w_v, None, None, cu_seqlens_k, None, *style, 0, layout, backend)
+    offset = 0 if packed else k.shape[length] - q.shape[length]
+    lengths = (cu_seqlens_q, cu_seqlens_k)
+    mix = torch.ops.plait.premix_qkv_forward
+    q, k, v = call_renamed(
+        _PREMIX_NAMES, mix, q, k, v, w_q, w_k, w_v, cos, sin, *lengths, rope_style, index, offset, layout, backend
+    )
     out, lse = attention_forward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, *options)
     if collapse is not None:
         out = call_renamed({"x": "q"}, torch.ops.plait.collapse_forward, out, collapse, packed, layout, backend)

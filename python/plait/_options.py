@@ -70,10 +70,11 @@ def _hint(function: Callable, name: str) -> str:
     return f"; did you mean {near[0]}=?" if near else f"; it has {', '.join(own)}"
 
 
-def call_renamed(names: dict[str, str], function: Callable, *tensors: object, **options: object):
+def call_renamed(names: dict[str, str] | tuple[dict, ...], function: Callable, *tensors: object, **options: object):
     """Calls `function`; where it refuses an argument that the caller knows under another name, says that name.
 
-    names: the caller's by the function's. While tracing, the refusal keeps the function's names.
+    names: the caller's by the function's; a tuple of such where the function numbers its arguments ("w[1]"). While
+    tracing, the refusal keeps the function's names.
     """
     if torch.compiler.is_compiling():
         return function(*tensors, **options)
@@ -81,6 +82,13 @@ def call_renamed(names: dict[str, str], function: Callable, *tensors: object, **
         return function(*tensors, **options)
     except (ValueError, RuntimeError) as refusal:
         text = str(refusal)
+        if isinstance(names, tuple):
+            numbered = re.match(r"([\w ]+)\[(\d+)\]:", text)
+            if numbered is None:
+                raise
+            text, names = numbered[1] + text[numbered.end() - 1 :], names[int(numbered[2])]
+            if numbered[1] not in names:  # an option of all: it has no number
+                raise type(refusal)(text) from None
         if text.partition(":")[0] not in names:
             raise
         words = "|".join(sorted(names, key=len, reverse=True))

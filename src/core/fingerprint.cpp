@@ -93,6 +93,12 @@ uint64_t PremixProblem::fingerprint() const {
       .value();
 }
 
+uint64_t fingerprint(std::span<const PremixProblem> problems) {
+  Fingerprint all;
+  for (const PremixProblem& problem : problems) all.add(problem.fingerprint());
+  return all.value();
+}
+
 uint64_t CollapseProblem::fingerprint() const {
   return Fingerprint()
       .add(op)

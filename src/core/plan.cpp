@@ -216,6 +216,29 @@ Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry 
   return plan;
 }
 
+Plan make_plan(std::span<const PremixProblem> problems, const DeviceInfo& device, Registry registry) {
+  std::vector<Plan> plans;
+  const Implementation* last = registry.data();
+  for (const PremixProblem& problem : problems) {
+    plans.push_back(make_plan(problem, device, registry));
+    last = std::max(last, &find_implementation(registry, plans.back().backend));
+  }
+  for (size_t i = 0; i < plans.size(); ++i) {
+    PremixProblem problem = problems[i];
+    problem.backend = last->backend;
+    if (plans[i].backend != last->backend) plans[i] = make_plan(problem, device, registry);
+  }
+  Plan all = plans.front();
+  all.fingerprint = fingerprint(problems);
+  for (const Plan& plan : plans) {
+    all.workers = std::max(all.workers, plan.workers);
+    all.workspace_bytes = std::max(all.workspace_bytes, plan.workspace_bytes);
+  }
+  const bool together = last->plan_premixes != nullptr && last->plan_premixes(problems, device, all);
+  all.reasons.push_back(fmt::format("{} premixes {}", problems.size(), together ? "in one launch" : "in turn"));
+  return all;
+}
+
 Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry) {
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);

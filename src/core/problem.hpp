@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "plait/kv_cache.hpp"
 
@@ -126,6 +127,8 @@ struct PremixProblem {
   Backend backend = Backend::kAuto;
   uint64_t fingerprint() const;
 };
+
+uint64_t fingerprint(std::span<const PremixProblem> problems);
 
 struct PremixTensors {
   CanonicalTensor x, y;  // x pseudo extent 1; y [batch, heads, seqlen, pseudo, dim]; dx and dy in a backward call:

@@ -13,11 +13,15 @@ struct Implementation {
   // Planning; null where there is nothing to choose. See cpu/cpu.hpp for what they fill in.
   void (*plan_attention)(const AttentionProblem&, const DeviceInfo&, Plan&);
   void (*plan_premix)(const PremixProblem&, const DeviceInfo&, Plan&);
+  // Whether the backend runs these premixes at once; then the plan gets their workspace. Null: one after the other.
+  bool (*plan_premixes)(std::span<const PremixProblem>, const DeviceInfo&, Plan&);
   void (*plan_collapse)(const CollapseProblem&, const DeviceInfo&, Plan&);
   void (*plan_kvcache)(const KvCacheProblem&, const DeviceInfo&, Plan&);
   // Running, by problem.op.
   void (*run_attention)(const Plan&, const AttentionProblem&, const AttentionTensors&, void*, const Executor&);
   void (*run_premix)(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&);
+  void (*run_premixes)(const Plan&, std::span<const PremixProblem>, std::span<const PremixTensors>, void*,
+                       const Executor&);
   void (*run_collapse)(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&);
   void (*run_kvcache)(const Plan&, const KvCacheProblem&, const KvCacheTensors&, void*, const Executor&);
 };
@@ -28,8 +32,9 @@ using Registry = std::span<const Implementation>;
 // can (never the reference). Throws kUnsupported with required, supported and missing when none can.
 Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Registry registry);
 Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry);
+// Of several premixes: one backend for all, the last in the registry that one of them needs.
+Plan make_plan(std::span<const PremixProblem> problems, const DeviceInfo& device, Registry registry);
 Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registry registry);
-
 Plan make_plan(const KvCacheProblem& problem, const DeviceInfo& device, Registry registry);
 
 const Implementation& find_implementation(Registry registry, Backend backend);

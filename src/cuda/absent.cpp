@@ -21,6 +21,9 @@ void run_attention(const Plan&, const AttentionProblem&, const AttentionTensors&
   refuse_call();
 }
 void run_premix(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&) { refuse_call(); }
+void run_premixes(const Plan&, std::span<const PremixProblem>, std::span<const PremixTensors>, void*, const Executor&) {
+  refuse_call();
+}
 void run_collapse(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&) {
   refuse_call();
 }

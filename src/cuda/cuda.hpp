@@ -16,6 +16,7 @@ int32_t device_count() noexcept;
 // Planning: tiles, workspace bytes and reasons; no CUDA call, always built.
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
 void plan_premix(const PremixProblem& problem, const DeviceInfo& device, Plan& plan);
+bool plan_premixes(std::span<const PremixProblem> problems, const DeviceInfo& device, Plan& plan);
 void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Plan& plan);
 void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan);
 
@@ -24,6 +25,8 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
                    const Executor& executor);
 void run_premix(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
                 const Executor& executor);
+void run_premixes(const Plan& plan, std::span<const PremixProblem> problems, std::span<const PremixTensors> tensors,
+                  void* workspace, const Executor& executor);
 void run_collapse(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors, void* workspace,
                   const Executor& executor);
 void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheTensors& tensors, void* workspace,

@@ -83,6 +83,14 @@ void plan_premix(const PremixProblem& problem, const DeviceInfo& device, Plan& p
   note_build(plan);
 }
 
+bool plan_premixes(std::span<const PremixProblem> problems, const DeviceInfo& device, Plan& plan) {
+  if (!iha::supports_together(problems, iha::Limits::of(device))) return false;
+  if (plan.op == Op::kPremixBackward) {
+    plan.workspace_bytes = iha::premix_backward_workspace_bytes(problems, iha::Limits::of(device));
+  }
+  return true;
+}
+
 void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Plan& plan) {
   const bool backward = problem.op == Op::kCollapseBackward;
   if (mma_serves(problem, device, plan)) {

@@ -75,17 +75,20 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
 
 void run_premix(const Plan& plan, const PremixProblem& problem, const PremixTensors& tensors, void* workspace,
                 const Executor& executor) {
+  if (plan.backend == Backend::kCudaMma) return run_premixes(plan, {&problem, 1}, {&tensors, 1}, workspace, executor);
   const DeviceGuard guard(problem.device.index);
   const Stream stream = stream_of(executor);
-  const bool forward = problem.op == Op::kPremixForward;
-  if (plan.backend == Backend::kCudaNaive) {
-    forward ? naive::premix_forward(problem, tensors, stream)
-            : naive::premix_backward(problem, tensors, workspace, stream);
-  } else if (forward) {
-    iha::launch_premix_forward({&problem, 1}, {&tensors, 1}, iha::Limits::of(plan.device), stream);
-  } else {
-    iha::launch_premix_backward({&problem, 1}, {&tensors, 1}, workspace, iha::Limits::of(plan.device), stream);
-  }
+  problem.op == Op::kPremixForward ? naive::premix_forward(problem, tensors, stream)
+                                   : naive::premix_backward(problem, tensors, workspace, stream);
+}
+
+void run_premixes(const Plan& plan, std::span<const PremixProblem> problems, std::span<const PremixTensors> tensors,
+                  void* workspace, const Executor& executor) {
+  const DeviceGuard guard(problems[0].device.index);
+  const Stream stream = stream_of(executor);
+  const iha::Limits limits = iha::Limits::of(plan.device);
+  plan.op == Op::kPremixForward ? iha::launch_premix_forward(problems, tensors, limits, stream)
+                                : iha::launch_premix_backward(problems, tensors, workspace, limits, stream);
 }
 
 void run_collapse(const Plan& plan, const CollapseProblem& problem, const CollapseTensors& tensors, void* workspace,

@@ -55,13 +55,7 @@ PremixCase choose_premix(Random& random) {
   return c;
 }
 
-void fuzz_premix(Random& random, const Target& target) {
-  const PremixCase c = choose_premix(random);
-  const How how(random, target);
-  Premix m(c);
-  Premix wide = float64(c, m);
-  run_both(m, how.layout, target.backend(), [&] { return how.place(); });
-  run_both(wide, how.layout, Backend::kReference, host_place);
+void expect_premix(const Premix& m, const Premix& wide, const How& how, const Target& target) {
   const PremixProblem& p = m.problem;
   const double rows = static_cast<double>(p.batch * p.seqlen * p.head_dim), heads = static_cast<double>(p.heads);
   // Tensor cores take what was turned in the dtype of x: the narrow rows for dw, by row also the wide rows for dx.
@@ -76,6 +70,38 @@ void fuzz_premix(Random& random, const Target& target) {
               (how.epsilon + turned) * (1 + std::sqrt(rows)));
   expect_written("y", m.arena, m.tensors.y.data, elements(m.y_shape));
   expect_written("dx", m.arena, m.tensors.dx.data, elements(m.x_shape));
+}
+
+void fuzz_premix(Random& random, const Target& target) {
+  const PremixCase c = choose_premix(random);
+  const How how(random, target);
+  Premix m(c);
+  Premix wide = float64(c, m);
+  run_both(m, how.layout, target.backend(), [&] { return how.place(); });
+  run_both(wide, how.layout, Backend::kReference, host_place);
+  expect_premix(m, wide, how, target);
+}
+
+// Several in one call, most of one dtype.
+void fuzz_premixes(Random& random, const Target& target) {
+  const How how(random, target);
+  std::vector<PremixCase> cases;
+  for (int64_t i = random.between(1, 4); i > 0; --i) {
+    cases.push_back(choose_premix(random));
+    if (random.chance(80)) cases.back().problem.dtype = cases.front().problem.dtype;
+    if (random.chance(80)) cases.back().problem.weight_dtype = DType::kFloat32;
+    if (cases.back().problem.weight_dtype != DType::kFloat32) {
+      cases.back().problem.weight_dtype = cases.back().problem.dtype;
+    }
+  }
+  std::vector<std::unique_ptr<Premix>> all;
+  for (const PremixCase& c : cases) all.push_back(std::make_unique<Premix>(c));
+  run_together(all, how.layout, target.backend(), [&] { return how.place(); });
+  for (size_t i = 0; i < all.size(); ++i) {
+    Premix wide = float64(cases[i], *all[i]);
+    run_both(wide, how.layout, Backend::kReference, host_place);
+    expect_premix(*all[i], wide, how, target);
+  }
 }
 
 // ---- collapse
@@ -163,9 +189,10 @@ void fuzz_merge(Random& random, const Target& target) {
 
 void fuzz_mix(uint64_t seed, const Target& target) {
   Random random(seed, target.tensor_cores());
-  const int64_t which = random.below(3);
+  const int64_t which = random.below(4);
   if (which == 0) return fuzz_premix(random, target);
   if (which == 1) return fuzz_collapse(random, target);
+  if (which == 2) return fuzz_premixes(random, target);
   fuzz_merge(random, target);
 }
 

@@ -166,6 +166,23 @@ void run_both(const Premix& m, Layout layout, Backend backend, MakePlace place) 
   run(*place(), args, pseudo(m.tensors.y));
   run(*place(), args, pseudo(m.tensors.dy), view_of(m.tensors.dx, m.x_shape, layout, packed, false), m.tensors.dw);
 }
+// All of them in one call each way.
+template <class MakePlace>
+void run_together(const std::vector<std::unique_ptr<Premix>>& all, Layout layout, Backend backend, MakePlace place) {
+  std::vector<PremixArgs> args;
+  std::vector<TensorView> ys;
+  std::vector<PremixGradients> gradients;
+  for (const auto& m : all) {
+    const bool packed = m->problem.packed;
+    const auto pseudo = [&](const CanonicalTensor& t) { return view_of(t, m->y_shape, layout, packed, true); };
+    args.push_back(arguments(*m, layout, backend));
+    ys.push_back(pseudo(m->tensors.y));
+    gradients.push_back(
+        {pseudo(m->tensors.dy), view_of(m->tensors.dx, m->x_shape, layout, packed, false), m->tensors.dw});
+  }
+  run(*place(), args, ys);
+  run(*place(), args, gradients);
+}
 template <class MakePlace>
 void run_both(const Collapse& m, bool packed, Layout layout, Backend backend, MakePlace place) {
   const CollapseArgs args = arguments(m, packed, layout, backend);

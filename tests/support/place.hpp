@@ -167,6 +167,24 @@ inline Launch prepare(Place& place, const PremixArgs& host, const TensorView& gr
   };
 }
 
+using Premixes = std::vector<PremixArgs>;
+inline Launch prepare(Place& place, Premixes args, std::vector<TensorView> ys) {
+  for (PremixArgs& one : args) one = in(place, one);
+  for (TensorView& y : ys) y = place.out(y);
+  const Plan plan = plan_premix_forward(args, place.device());
+  return [=, workspace = place.workspace(plan.workspace_bytes), executor = place.executor()] {
+    premix_forward(args, ys, plan, workspace, executor);
+  };
+}
+inline Launch prepare(Place& place, Premixes args, std::vector<PremixGradients> gradients) {
+  for (PremixArgs& one : args) one = in(place, one);
+  for (auto& [dy, dx, dw] : gradients) dy = place.in(dy), dx = place.out(dx), dw = place.out(dw);
+  const Plan plan = plan_premix_backward(args, place.device());
+  return [=, workspace = place.workspace(plan.workspace_bytes), executor = place.executor()] {
+    premix_backward(args, gradients, plan, workspace, executor);
+  };
+}
+
 inline CollapseArgs in(Place& place, CollapseArgs args) {
   args.x = place.in(args.x), args.r = place.in(args.r);
   return args;

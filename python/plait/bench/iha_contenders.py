@@ -76,17 +76,21 @@ def _premix_makers(case: IhaCase, kind: str, device: torch.device, backends: dic
 
     def calls(mix, weights: list[Tensor]) -> Call:
         if not backward:
-            return lambda i: [mix(x, w) for x, w in zip(xs[i], weights, strict=True)]
+            return lambda i: mix(xs[i], weights)
         weights = [w.detach().requires_grad_() for w in weights]
         leaves = [[x.detach().requires_grad_() for x in group] for group in xs]
-        outs = [[mix(x, w) for x, w in zip(group, weights, strict=True)] for group in leaves]
+        outs = [mix(group, weights) for group in leaves]
         return lambda i: torch.autograd.grad(outs[i], [*leaves[i], *weights], douts[i], retain_graph=True)
 
     def ours(backend: str) -> Call:
-        return calls(lambda x, w: plait.premix(x, w, layout="bshd", backend=backend), ws)
+        options = (None, None, None, None, "half", "token", 0, "bshd", backend)  # no rotation, dense
+        return calls(lambda group, weights: torch.ops.plait.premix_qkv_forward(*group, *weights, *options), ws)
 
     def einsum() -> Call:
-        return calls(lambda x, w: torch.einsum("hps,bnsd->bnhpd", w, x), [w.to(draw.dtype) for w in ws])
+        def mix(group: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+            return [torch.einsum("hps,bnsd->bnhpd", w, x) for x, w in zip(group, weights, strict=True)]
+
+        return calls(mix, [w.to(draw.dtype) for w in ws])
 
     makers: Makers = {
         OURS + name: lambda asked=asked: Contender(ours(asked), work, ring) for name, asked in backends.items()

@@ -91,8 +91,8 @@ struct RowResult {
   float out_factor, lse;
 };
 
-// `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink. A sink
-// above all scores keeps its digits, up to +inf.
+// `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink. A
+// sink above all scores keeps its digits, up to +inf.
 __device__ __forceinline__ RowResult finish_row(float reference, float sum, float sink) {
   if (sum == 0.0f) return {0.0f, sink};
   const float sink_log2 = sink * kLog2e;

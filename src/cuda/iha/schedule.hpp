@@ -130,6 +130,20 @@ inline bool supports(const PremixProblem& problem, const Limits& limits) {
   return plan_contract({&shape, 1}, {true, true}, limits).has_value();
 }
 
+// Of problems that are supported each: whether one call takes them all.
+inline bool supports_together(std::span<const PremixProblem> problems, const Limits& limits) {
+  if (problems.size() > kMaxJobs) return false;
+  MixShape widest;
+  std::vector<MixShape> shapes;
+  for (const PremixProblem& problem : problems) {
+    if (problem.dtype != problems[0].dtype || problem.heads == 0) return false;
+    shapes.push_back(MixShape::of(problem));
+    widest = MixShape::widest(widest, shapes.back());
+  }
+  if (problems[0].op == Op::kPremixForward) return find_expand_layout(widest, limits.shared_bytes).has_value();
+  return plan_contract(shapes, {true, true}, limits).has_value();
+}
+
 inline bool supports(const CollapseProblem& problem, const Limits& limits) {
   if (!supports_dtype(problem.dtype, limits) || problem.heads > kMaxHeads) return false;
   const MixShape shape = MixShape::of(problem);

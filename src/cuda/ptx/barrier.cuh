@@ -4,8 +4,8 @@
 
 namespace plait::ptx {
 
-// Waits until `threads` threads, whole warps, have come to barrier `id` (1 to 15; 0 is that of __syncthreads). What they
-// wrote before is visible to all behind it.
+// Waits until `threads` threads, whole warps, have come to barrier `id` (1 to 15; 0 is that of __syncthreads). What
+// they wrote before is visible to all behind it.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
