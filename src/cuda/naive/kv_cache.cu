@@ -1,7 +1,7 @@
 // One step over a cache: append the new keys in place, rotate and mix (IHA), then the attention of
 // attention_forward.cu. Called through naive.hpp. Raw IHA caches are mixed as the attention reads them, so no step
 // needs memory per key.
-#include "cuda/naive/cache_mix.cuh"
+#include "cuda/common/cache_mix.cuh"
 #include "cuda/naive/forward.hpp"
 #include "cuda/naive/naive.hpp"
 #include "cuda/runtime/launch.cuh"
@@ -9,7 +9,7 @@
 namespace plait::cuda::naive {
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kMixThreads, 3)
     cache_mix_kernel(const __grid_constant__ Mix m, const __grid_constant__ CacheRows rows, bool append,
                      int64_t blocks) {
   mix_cache_row(m, rows, append, blockIdx.x, blocks);
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 void run_mix(const KvCacheProblem& p, const KvCacheTensors& t, const Mix& m, bool append, cudaStream_t stream) {
   const int64_t blocks = row_blocks(m);
-  launch(cache_mix_kernel, m.batch * m.seqlen * blocks, kThreads, 0, stream, m,
+  launch(cache_mix_kernel, m.batch * m.seqlen * blocks, kMixThreads, 0, stream, m,
          CacheRows{p.attention, t.attention.cache, p.cache_rows}, append, blocks);
 }
 

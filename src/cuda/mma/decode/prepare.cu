@@ -1,7 +1,7 @@
 // Before decode, in one launch: its counters to zero; in a cache step also new keys and values into the cache, and
 // queries rotated and mixed into the workspace. Called through decode.hpp.
+#include "cuda/common/cache_mix.cuh"
 #include "cuda/mma/decode/decode.hpp"
-#include "cuda/naive/cache_mix.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -10,28 +10,28 @@ namespace {
 
 // Rows that blocks [begin, begin + count) of the launch write.
 struct Part {
-  naive::Mix mix;
+  Mix mix;
   bool append = false;
   int64_t begin = 0, count = 0, blocks_per_row = 1;
 };
 
 struct PrepareParams {
   Part keys, values, queries;
-  naive::CacheRows rows;
+  CacheRows rows;
   int* arrivals;
   int64_t arrival_count;
 };
 
-__device__ __forceinline__ void run_part(const Part& part, const naive::CacheRows& rows) {
+__device__ __forceinline__ void run_part(const Part& part, const CacheRows& rows) {
   const int64_t block = blockIdx.x - part.begin;
   if (block < 0 || block >= part.count) return;
-  naive::mix_cache_row(part.mix, rows, part.append, block, part.blocks_per_row);
+  mix_cache_row(part.mix, rows, part.append, block, part.blocks_per_row);
 }
 
-__global__ void __launch_bounds__(naive::kThreads, 3) prepare_kernel(const __grid_constant__ PrepareParams params) {
+__global__ void __launch_bounds__(kMixThreads, 3) prepare_kernel(const __grid_constant__ PrepareParams params) {
   ptx::release_next_grid();
-  for (int64_t i = int64_t{blockIdx.x} * naive::kThreads + threadIdx.x; i < params.arrival_count;
-       i += int64_t{gridDim.x} * naive::kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kMixThreads + threadIdx.x; i < params.arrival_count;
+       i += int64_t{gridDim.x} * kMixThreads) {
     params.arrivals[i] = 0;
   }
   run_part(params.keys, params.rows);
@@ -40,10 +40,9 @@ __global__ void __launch_bounds__(naive::kThreads, 3) prepare_kernel(const __gri
 }
 
 // What only zeroes counters keeps to a small grid.
-__global__ void __launch_bounds__(naive::kThreads) zero_kernel(int* arrivals, int64_t count) {
+__global__ void __launch_bounds__(kMixThreads) zero_kernel(int* arrivals, int64_t count) {
   ptx::release_next_grid();
-  for (int64_t i = int64_t{blockIdx.x} * naive::kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * naive::kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kMixThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kMixThreads) {
     arrivals[i] = 0;
   }
 }
@@ -52,8 +51,8 @@ int* arrivals_of(const DecodeLayout& layout, void* workspace) {
   return reinterpret_cast<int*>(static_cast<char*>(workspace) + layout.out_bytes + layout.stats_bytes);
 }
 
-Part part_of(const naive::Mix& mix, bool append, int64_t& blocks) {
-  Part part{mix, append, blocks, 0, naive::row_blocks(mix)};
+Part part_of(const Mix& mix, bool append, int64_t& blocks) {
+  Part part{mix, append, blocks, 0, row_blocks(mix)};
   part.count = mix.batch * mix.seqlen * part.blocks_per_row;
   blocks += part.count;
   return part;
@@ -64,8 +63,8 @@ Part part_of(const naive::Mix& mix, bool append, int64_t& blocks) {
 AttentionTensors launch_prepare(const DecodeLayout& layout, const AttentionTensors& tensors, void* workspace,
                                 Stream stream) {
   constexpr int64_t kMostBlocks = 64;
-  const int64_t blocks = std::clamp(ceil_div(layout.arrivals, naive::kThreads), int64_t{1}, kMostBlocks);
-  launch(zero_kernel, blocks, naive::kThreads, 0, stream, arrivals_of(layout, workspace), layout.arrivals);
+  const int64_t blocks = std::clamp(ceil_div(layout.arrivals, kMixThreads), int64_t{1}, kMostBlocks);
+  launch(zero_kernel, blocks, kMixThreads, 0, stream, arrivals_of(layout, workspace), layout.arrivals);
   return tensors;
 }
 
@@ -75,18 +74,18 @@ AttentionTensors launch_prepare(const DecodeLayout& layout, const KvCacheProblem
   PrepareParams params{};
   int64_t blocks = 0;
   if (p.attention.new_keys > 0) {
-    params.keys = part_of(naive::new_keys(p, t), true, blocks);
-    params.values = part_of(naive::new_values(p, t), true, blocks);
+    params.keys = part_of(new_keys(p, t), true, blocks);
+    params.values = part_of(new_values(p, t), true, blocks);
   }
   if (turns_queries(p)) {
-    attention.q = naive::query_copy(p, p.attention.dtype, static_cast<char*>(workspace) + layout.workspace_bytes());
-    params.queries = part_of(naive::turned_queries(p, t, attention.q), false, blocks);
+    attention.q = query_copy(p, p.attention.dtype, static_cast<char*>(workspace) + layout.workspace_bytes());
+    params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
   }
   if (blocks == 0) return launch_prepare(layout, attention, workspace, stream);
   params.rows = {p.attention, t.attention.cache, p.cache_rows};
   params.arrivals = arrivals_of(layout, workspace);
   params.arrival_count = layout.arrivals;
-  launch(prepare_kernel, blocks, naive::kThreads, 0, stream, params);
+  launch(prepare_kernel, blocks, kMixThreads, 0, stream, params);
   return attention;
 }
 

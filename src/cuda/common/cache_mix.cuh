@@ -1,12 +1,14 @@
 // Rows of a cache step that are copied, turned or mixed: new keys and values into the cache, queries into a workspace.
-// Included by kv_cache.cu and by mma/decode/prepare.cu.
+// Included by naive/kv_cache.cu and by mma/decode/prepare.cu.
 #pragma once
 
-#include "cuda/naive/mix.cuh"
+#include "cuda/common/mix.cuh"
+#include "cuda/common/rows.cuh"
 
-namespace plait::cuda::naive {
+namespace plait::cuda {
 
-inline constexpr int kElementsPerBlock = 1024;  // of one row
+inline constexpr int kMixThreads = 256;    // of a block
+inline constexpr int kMixElements = 1024;  // of one row, by a block
 
 // Where the rows of a mix stand in the sequences of a cached problem.
 struct CacheRows {
@@ -31,7 +33,7 @@ __device__ inline int64_t cache_place(const CacheRows& rows, const Mix& m, int64
   return cache_row_offset(rows.problem, rows.cache, m.y, sequence, /*head=*/0, position, /*pass=*/0, rows.cache_rows);
 }
 
-// Block `block`, of kThreads threads: one row of one sequence, kElementsPerBlock elements of y, which is a cache
+// Block `block`, of kMixThreads threads: one row of one sequence, kMixElements elements of y, which is a cache
 // (`append`: behind the keys that it holds) or an ordinary tensor. `blocks`: of a row.
 __device__ inline void mix_cache_row(const Mix& m, const CacheRows& rows, bool append, int64_t block, int64_t blocks) {
   const int64_t place = block / blocks, batch = place / m.seqlen, n = place % m.seqlen;
@@ -39,17 +41,15 @@ __device__ inline void mix_cache_row(const Mix& m, const CacheRows& rows, bool a
   const int64_t y_base = append ? cache_place(rows, m, batch, n) : position_offset(m.y, batch, n);
   if (y_base == kNoRow) return;
   const int64_t position = append ? rows.cache.seqlens[batch] + n : row_position(rows, m, batch, n);
-  const int first = static_cast<int>(block % blocks) * kElementsPerBlock;
-  for (int e = first + threadIdx.x; e < min(first + kElementsPerBlock, m.out() * m.dim); e += kThreads) {
+  const int first = static_cast<int>(block % blocks) * kMixElements;
+  for (int e = first + threadIdx.x; e < min(first + kMixElements, m.out() * m.dim); e += kMixThreads) {
     const int out = e / m.dim, d = e % m.dim;
     store(m.y.data, m.y.dtype, y_base + head_offset(m.y, m.y_pseudo, out) + d * m.y.dim_stride,
           mixed(m, x_base, position, out, d));
   }
 }
 
-inline int64_t row_blocks(const Mix& m) {
-  return (int64_t{m.out()} * m.dim + kElementsPerBlock - 1) / kElementsPerBlock;
-}
+inline int64_t row_blocks(const Mix& m) { return (int64_t{m.out()} * m.dim + kMixElements - 1) / kMixElements; }
 
 // Rows of `heads` source heads, each copied, or mixed by `w` into P pseudo-heads.
 inline Mix mix_of(const KvCacheProblem& p, const CanonicalTensor& x, const CanonicalTensor& y, int64_t heads,
@@ -95,4 +95,4 @@ inline CanonicalTensor query_copy(const KvCacheProblem& p, DType dtype, void* da
   return {data, dtype, a.heads_q * a.seqlen_q * row, a.seqlen_q * row, row, a.head_dim, 1};
 }
 
-}  // namespace plait::cuda::naive
+}  // namespace plait::cuda
