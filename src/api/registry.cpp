@@ -50,8 +50,9 @@ void run_cpu(const Plan& plan, const CollapseProblem& problem, const CollapseTen
 constexpr std::array<Implementation, 4> kImplementations{{
     {Backend::kCpu, cpu::plan_attention, cpu::plan_premix, nullptr, cpu::plan_collapse, cpu::plan_kvcache, run_cpu,
      run_cpu, nullptr, run_cpu, cpu::attention_with_kvcache},
-    {Backend::kCudaMma, cuda::plan_attention, cuda::plan_premix, cuda::plan_premixes, cuda::plan_collapse, nullptr,
-     cuda::run_attention, cuda::run_premix, cuda::run_premixes, cuda::run_collapse, nullptr},
+    {Backend::kCudaMma, cuda::plan_attention, cuda::plan_premix, cuda::plan_premixes, cuda::plan_collapse,
+     cuda::plan_kvcache, cuda::run_attention, cuda::run_premix, cuda::run_premixes, cuda::run_collapse,
+     cuda::run_kvcache},
     {Backend::kCudaNaive, cuda::plan_attention, cuda::plan_premix, nullptr, cuda::plan_collapse, cuda::plan_kvcache,
      cuda::run_attention, cuda::run_premix, nullptr, cuda::run_collapse, cuda::run_kvcache},
     {Backend::kReference, nullptr, nullptr, nullptr, nullptr, nullptr, run_reference, run_reference, nullptr,

@@ -30,6 +30,20 @@ constexpr Support mma_attention(Op op, int32_t capability, uint32_t dtypes, uint
           kWholeContract,    strategies, kMmaMaxHeadDim,    kMmaHeadDimMultiple};
 }
 
+// Few query rows over ranges of keys, also those of a cache (raw IHA caches go to cuda_naive).
+constexpr Support mma_decode(Op op, int32_t capability, uint32_t dtypes) {
+  const uint32_t features = op == Op::kKvCacheForward ? kCacheContract : kWholeContract & ~kPacked;
+  return {Backend::kCudaMma,
+          op,
+          DeviceKind::kCuda,
+          capability,
+          dtypes,
+          features | kFixedSplit,
+          bit(Strategy::kSplitKv),
+          kMmaMaxHeadDim,
+          kMmaHeadDimMultiple};
+}
+
 constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
   return {Backend::kCudaMma, op, DeviceKind::kCuda, capability,          dtypes,
           kMixFeatures,      0,  kMaxHeadDim,       kMmaHeadDimMultiple, kMmaMaxMixedHeads,
@@ -48,6 +62,8 @@ constexpr std::array kSupports{
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     mma_attention(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitQ)),
     mma_attention(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitQ)),
+    mma_decode(Op::kAttentionForward, kAmpere, kMmaDtypes),
+    mma_decode(Op::kAttentionForward, kTuring, kMmaFloat16Bit),
     mma_attention(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
     mma_attention(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
     mma_mix(Op::kPremixForward, kAmpere, kMmaDtypes),
@@ -58,6 +74,8 @@ constexpr std::array kSupports{
     mma_mix(Op::kCollapseForward, kTuring, kMmaFloat16Bit),
     mma_mix(Op::kCollapseBackward, kAmpere, kMmaDtypes),
     mma_mix(Op::kCollapseBackward, kTuring, kMmaFloat16Bit),
+    mma_decode(Op::kKvCacheForward, kAmpere, kMmaDtypes),
+    mma_decode(Op::kKvCacheForward, kTuring, kMmaFloat16Bit),
     naive_row(Op::kAttentionForward, kWholeContract, bit(Strategy::kSplitQ)),
     naive_row(Op::kAttentionBackward, kWholeContract, 0),
     naive_row(Op::kPremixForward, kMixFeatures, 0),

@@ -1,5 +1,7 @@
 // How the CUDA backends cut a problem: tiles and workspace. Plain C++, so that any machine can plan for any GPU.
 // Called by core/plan.cpp through the registry.
+#include "cuda/mma/decode/plan.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
 #include "cuda/mma/backward/workspace.hpp"
+#include "cuda/mma/decode/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
 
 namespace plait::cuda {
@@ -63,8 +66,11 @@ bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
 
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const bool forward = problem.op == Op::kAttentionForward;
+  if (forward && plan.backend == Backend::kCudaMma) mma::choose_split(problem, device, plan);
   if (forward && plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
-  if (plan.backend == Backend::kCudaMma) {
+  if (plan.strategy == Strategy::kSplitKv) {
+    mma::plan_decode(problem, device, plan);
+  } else if (plan.backend == Backend::kCudaMma) {
     (forward ? plan_mma_forward : plan_mma_backward)(problem, device, plan);
   } else {
     plan.tile_m = plan.tile_n = naive::kTile;
@@ -101,10 +107,16 @@ void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Pla
   note_build(plan);
 }
 
-void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& /*device*/, Plan& plan) {
-  if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
-  plan.tile_m = plan.tile_n = naive::kTile;
-  plan.workspace_bytes = naive::kvcache_workspace_bytes(problem);
+void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
+  if (plan.backend == Backend::kCudaMma && mma::cache_served(problem, device, plan)) {
+    plan.strategy = Strategy::kSplitKv;
+    mma::plan_decode(problem.attention, device, plan);
+    plan.workspace_bytes += mma::turned_queries_bytes(problem);
+  } else {
+    if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
+    plan.tile_m = plan.tile_n = naive::kTile;
+    plan.workspace_bytes = naive::kvcache_workspace_bytes(problem);
+  }
   note_build(plan);
 }
 

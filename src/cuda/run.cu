@@ -11,6 +11,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/iha/iha.hpp"
 #include "cuda/mma/backward/backward.hpp"
+#include "cuda/mma/decode/decode.hpp"
 #include "cuda/mma/prefill/prefill.hpp"
 #include "cuda/naive/naive.hpp"
 #include "cuda/runtime/check.hpp"
@@ -45,6 +46,15 @@ bool is_empty(const AttentionProblem& problem) {
   return problem.heads_q == 0 || problem.heads_kv == 0 || (!problem.packed && problem.batch == 0);
 }
 
+// Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
+void run_decode(const Plan& plan, const mma::DecodeLayout& layout, const AttentionProblem& problem,
+                const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
+  launch_variant(problem, [&]<class T, int kHeadDim>() {
+    mma::launch_decode<T, kHeadDim>(layout, problem, tensors, cache_rows, workspace, plan.device.compute_capability,
+                                    stream);
+  });
+}
+
 }  // namespace
 
 void run_attention(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace,
@@ -61,6 +71,9 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
   if (plan.backend == Backend::kCudaNaive) {
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
+  } else if (plan.strategy == Strategy::kSplitKv) {
+    const mma::DecodeLayout layout(problem, plan.device);
+    run_decode(plan, layout, problem, mma::launch_prepare(layout, tensors, workspace, stream), 0, workspace, stream);
   } else if (forward) {
     launch_variant(problem,
                    [&]<class T, int kHeadDim>() { mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, stream); });
@@ -106,10 +119,17 @@ void run_collapse(const Plan& plan, const CollapseProblem& problem, const Collap
   }
 }
 
-void run_kvcache(const Plan& /*plan*/, const KvCacheProblem& problem, const KvCacheTensors& tensors, void* workspace,
+void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheTensors& tensors, void* workspace,
                  const Executor& executor) {
   const DeviceGuard guard(problem.attention.device.index);
-  naive::attention_with_kvcache(problem, tensors, workspace, stream_of(executor));
+  const Stream stream = stream_of(executor);
+  if (plan.backend == Backend::kCudaNaive) {
+    naive::attention_with_kvcache(problem, tensors, workspace, stream);
+  } else if (!is_empty(problem.attention)) {
+    const mma::DecodeLayout layout(problem.attention, plan.device);
+    const AttentionTensors turned = mma::launch_prepare(layout, problem, tensors, workspace, stream);
+    run_decode(plan, layout, problem.attention, turned, problem.cache_rows, workspace, stream);
+  }
 }
 
 void merge_states(const MergeArgs& args, const AttentionOutputs& outputs, const Executor& executor) {

@@ -78,7 +78,8 @@ Chosen choose(uint64_t seed, const Target& target) {
   if (o.strategy != Strategy::kSplitQ && random.chance(50)) {
     o.split_size = random.pick<int64_t>({1, 7, 64, 100, 128, 333, INT64_MAX});
   }
-  if (!target.splits()) o.split_size = 0, o.strategy = random.pick({Strategy::kAuto, Strategy::kSplitQ});
+  const bool splits = target.splits() && !(target.tensor_cores() && !c.q_lens.empty());  // tensor cores: not if packed
+  if (!splits) o.split_size = 0, o.strategy = random.pick({Strategy::kAuto, Strategy::kSplitQ});
   o.backend = target.backend();
   c.out_float32 = p.dtype != DType::kFloat32 && random.chance(40);
   if (c.out_float32) o.out_dtype = DType::kFloat32;

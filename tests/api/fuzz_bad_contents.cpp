@@ -182,8 +182,9 @@ bool legal_step(const CacheCase& c) {
 }
 
 void fuzz_cache_indices(Random& random, const Target& target) {
-  CacheCase c(random.seed(), target.splits());
-  c.dtype = c.weight_dtype = DType::kFloat32, c.options.out_dtype.reset();
+  CacheCase c(random.seed(), target.splits(), target.tensor_cores());
+  c.options.out_dtype.reset();
+  if (!target.tensor_cores()) c.dtype = c.weight_dtype = DType::kFloat32;
   CacheStep step(c, c.dtype, c.strides);
   // Every slot holds a number, so that a call with other indices that are legal has a result too.
   const auto for_both = [&](const auto& function) { function(step.k, step.k_shape), function(step.v, step.v_shape); };
@@ -210,14 +211,15 @@ void fuzz_cache_indices(Random& random, const Target& target) {
         });
     if (ran) results.push_back(values(step.out, step.out_shape));
   }
-  if (legal) expect_near("out", results.at(0), results.at(1), DType::kFloat32, c.out_bar());
+  const double bar = target.tensor_cores() ? c.tensor_out_bar() : c.out_bar();
+  if (legal) expect_near("out", results.at(0), results.at(1), c.dtype, bar);
 }
 
 }  // namespace
 
 void fuzz_bad_contents(uint64_t seed, const Target& target) {
   Random random(seed);
-  const int64_t which = random.below(target.tensor_cores() ? 3 : 5);  // caches are not for tensor cores
+  const int64_t which = random.below(5);
   if (which < 2) return fuzz_offsets(random, target);
   if (which < 3) return fuzz_packed_premix(random, target);
   fuzz_cache_indices(random, target);

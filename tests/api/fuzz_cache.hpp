@@ -26,9 +26,9 @@ struct CacheCase {
   AttentionOptions options;
   std::vector<int32_t> lengths, rows, table;  // cache_seqlens, cache_batch_idx (empty: none), block_table
 
-  // splits: whether the backend has split_kv and split_size.
-  explicit CacheCase(uint64_t from, bool splits = true) : seed(from) {
-    Random random(from);
+  // splits: whether the backend has split_kv and split_size. tensor_cores: what they take.
+  explicit CacheCase(uint64_t from, bool splits = true, bool tensor_cores = false) : seed(from) {
+    Random random(from, tensor_cores);
     batch = random.between(1, 4), heads_kv = random.between(1, 2);
     heads_q = heads_kv * random.pick<int64_t>({1, 2, 3});
     dim = random.head_dim(), dim_v = random.chance(60) ? dim : random.head_dim();
@@ -47,6 +47,10 @@ struct CacheCase {
     if (!iha && random.chance(50)) page = random.pick<int64_t>({1, 2, 3, 16, 64, 100, 256});
     choose_options(random);
     if (!splits) options.split_size = 0, options.strategy = Strategy::kAuto;
+    if (tensor_cores) {
+      kind = IhaCacheKind::kMixed;
+      if (options.strategy == Strategy::kSplitQ) options.strategy = Strategy::kAuto;
+    }
     choose_lengths(random);
     page > 0 ? choose_pages(random) : choose_rows(random);
     one_cache = !iha && new_keys == 0 && dim == dim_v && random.chance(20);
@@ -60,6 +64,16 @@ struct CacheCase {
     return 4e-6 * (1 + 3 * std::abs(scale()) * std::sqrt(static_cast<double>(dim)) * gain() * gain());
   }
   double out_bar() const { return lse_bar() * gain() * std::max(1.0, std::sqrt(static_cast<double>(dim_v)) / 8); }
+  // What tensor cores add: turned queries, probabilities and a merge of ranges are rounded to the input dtype.
+  double score_rounding() const {
+    const bool turned = iha || rope_dim > 0;
+    return turned ? 4 * roundoff(dtype) * std::abs(scale()) * std::sqrt(static_cast<double>(dim)) * gain() * gain() : 0;
+  }
+  double tensor_lse_bar() const { return lse_bar() + score_rounding(); }
+  double tensor_out_bar() const {
+    const double products = options.out_dtype ? 12 : 4;
+    return out_bar() + (products * roundoff(dtype) + 4 * score_rounding()) * gain();
+  }
   // (row or page, slot in it) of a position.
   std::pair<int64_t, int64_t> place(int64_t b, int64_t position) const {
     if (page > 0) return {table[b * max_pages + position / page], position % page};

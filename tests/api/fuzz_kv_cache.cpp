@@ -54,7 +54,9 @@ void expect_cache(const char* what, const CacheCase& c, const CanonicalTensor& a
 }  // namespace
 
 void fuzz_kv_cache(uint64_t seed, const Target& target) {
-  const CacheCase c(seed, target.splits());
+  const CacheCase c(seed, target.splits(), target.tensor_cores());
+  const double lse_bar = target.tensor_cores() ? c.tensor_lse_bar() : c.lse_bar();
+  const double out_bar = target.tensor_cores() ? c.tensor_out_bar() : c.out_bar();
   HostPlace host(1, true);
   CacheStep step(c, c.dtype, c.strides);
   const std::vector<std::string> k_before = bytes_of(step.k, step.k_shape), v_before = bytes_of(step.v, step.v_shape);
@@ -78,8 +80,8 @@ void fuzz_kv_cache(uint64_t seed, const Target& target) {
   wide.take_numbers(step);
   wide.run(Backend::kReference, 0, host);
   expect_near("lse", values(as_canonical(step.lse), step.lse_shape), values(as_canonical(wide.lse), wide.lse_shape),
-              DType::kFloat32, c.lse_bar());
-  expect_near("out", values(step.out, step.out_shape), values(wide.out, wide.out_shape), step.out.dtype, c.out_bar());
+              DType::kFloat32, lse_bar);
+  expect_near("out", values(step.out, step.out_shape), values(wide.out, wide.out_shape), step.out.dtype, out_bar);
   expect_written("out", step.arena, step.out.data, elements(step.out_shape));
   expect_written("lse", step.arena, step.lse.data, elements(step.lse_shape));
 }

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace plait {
@@ -48,11 +50,13 @@ bool sees(const Case& c, int64_t r, int64_t j) {
 
 void check(const Case& c) {
   const RowMask mask = RowMask::of(c.problem(), c.q_len, c.kv_len);
+  const NarrowRowMask narrow = NarrowRowMask::of(c.problem(), c.q_len, c.kv_len);
   const int64_t rows = c.q_len * c.per(), keys = c.kv_len * c.per();
   ASSERT_EQ(mask.row_count(), rows);
   std::vector<std::vector<bool>> visible(rows, std::vector<bool>(keys));
   for (int64_t r = 0; r < rows; ++r) {
     const Interval interval = mask.row(r);
+    ASSERT_EQ(narrow.row(static_cast<int32_t>(r)), interval);
     for (int64_t j = 0; j < keys; ++j) {
       visible[r][j] = sees(c, r, j);
       ASSERT_EQ(visible[r][j], interval.lo <= j && j < interval.hi) << "row " << r << " key " << j;
@@ -126,6 +130,17 @@ TEST(RowMask, HugeLengthsStayInside64Bits) {
   const RowMask mask(n, n, true, int64_t{1} << 48, int64_t{1} << 48);
   EXPECT_EQ(mask.row(n - 1), (Interval{0, n}));
   EXPECT_EQ(mask.row(0), (Interval{0, 1}));
+}
+
+TEST(RowMask, TheLargestNarrowMaskStaysInside32Bits) {
+  const auto n = static_cast<int32_t>(kMostNarrowRows);
+  for (const auto& [rows, keys] : {std::pair(n, n), {n, 1}, {1, n}}) {
+    for (const int64_t window : {int64_t{0}, int64_t{n}, int64_t{1} << 40, INT64_MAX}) {
+      const NarrowRowMask narrow(rows, keys, false, window, window);
+      const RowMask wide(rows, keys, false, std::min(window, int64_t{1} << 50), std::min(window, int64_t{1} << 50));
+      for (const int32_t row : {0, rows / 2, rows - 1}) EXPECT_EQ(narrow.row(row), wide.row(row)) << window;
+    }
+  }
 }
 
 }  // namespace

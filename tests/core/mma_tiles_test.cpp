@@ -8,6 +8,7 @@
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_backward_tiles.hpp"
+#include "catalog/mma_decode_tiles.hpp"
 #include "cuda/tile/swizzle.hpp"
 
 namespace plait {
@@ -28,6 +29,14 @@ TEST(MmaTiles, EveryBucketFitsEveryGpu) {
       EXPECT_EQ(backward.head_dim, bucket);
       EXPECT_LE(backward.smem_bytes(), limit) << "backward " << bucket;
       EXPECT_LE(backward.threads(), kMaxThreads);
+      for (const int64_t rows : {1, 16, 17, 1000}) {
+        const catalog::DecodeChoice choice = catalog::decode_choice(bucket, rows, limit);
+        const catalog::DecodeTile& decode = catalog::decode_tiles(bucket)[choice.size][choice.gpu];
+        EXPECT_EQ(decode.head_dim, bucket);
+        EXPECT_LE(decode.smem_bytes(), limit) << "decode " << bucket;
+        EXPECT_GE(decode.blocks_per_multiprocessor(limit), 1) << "decode " << bucket;
+        EXPECT_GE(decode.rows(), std::min<int64_t>(rows, 16));
+      }
     }
   }
 }

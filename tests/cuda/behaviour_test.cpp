@@ -49,6 +49,41 @@ TEST(CudaBehaviour, BitEqualRunToRun) {
       [&](int64_t i) { return cases[static_cast<size_t>(i)].name; });
 }
 
+// With a fixed split_size a sequence's bits do not depend on the batch; without one they repeat from run to run.
+TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
+  if (!tensor_cores_take(DType::kFloat16, 64, 64)) GTEST_SKIP() << "not built";
+  for (const int64_t split_size : {0, 1, 48, 64, 1000}) {
+    AttentionCase c;
+    c.problem = sizes(5, 8, 2, 3, 700, 64, 64);
+    c.problem.dtype = DType::kFloat16, c.problem.causal = true, c.problem.has_sinks = true;
+    Attention a(c);
+    AttentionOptions options = options_of(c, Backend::kCudaMma, Layout::kBhsd);
+    options.strategy = Strategy::kSplitKv, options.split_size = split_size;
+    const auto result = [&](AttentionArgs args, int64_t first, int64_t batch) {
+      const AttentionTensors t = a.with_outputs();
+      AttentionOutputs out = outputs(a, t, options);
+      for (TensorView* view : {&args.q, &args.k, &args.v, &out.out, &out.lse}) {
+        view->data = static_cast<char*>(view->data) + first * view->stride[0] * dtype_bytes(view->dtype);
+        view->shape[0] = batch;
+      }
+      run(*mma().mirror(), args, out);
+      Shape shape = a.out_shape;
+      shape[0] = batch;
+      CanonicalTensor of = t.out;
+      of.data = out.out.data;
+      return values(of, shape);
+    };
+    const std::vector<double> all = result(arguments(a, options), 0, 5);
+    expect_equal("again", result(arguments(a, options), 0, 5), all);
+    if (split_size == 0) continue;
+    const size_t one = all.size() / 5;
+    for (int64_t b = 0; b < 5; ++b) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(one) * b;
+      expect_equal("alone", result(arguments(a, options), b, 1), {begin, begin + static_cast<std::ptrdiff_t>(one)});
+    }
+  }
+}
+
 // Keys that no row sees hold NaN, in the same tiles as keys that rows do see.
 TEST(CudaBehaviour, KeysOutsideEveryIntervalNeverCount) {
   for (const DType dtype : kDtypes) {

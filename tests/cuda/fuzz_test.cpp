@@ -26,7 +26,7 @@ constexpr std::array<Choice, 10> kChoices{{{"attention", fuzz_attention, mma},
                                            {"bad_contents", fuzz_bad_contents, mma},
                                            {"attention", fuzz_attention, naive},
                                            {"mix", fuzz_mix, naive},
-                                           {"kv_cache", fuzz_kv_cache, naive},
+                                           {"kv_cache", fuzz_kv_cache, mma},
                                            {"bad_contents", fuzz_bad_contents, naive}}};
 
 TEST(CudaFuzz, RandomProblems) {

@@ -48,6 +48,19 @@ TEST(CudaSmall, mma_attention) {
                          {DType::kBFloat16, 72}}));
 }
 
+// Few rows, so that split_kv takes them on tensor cores.
+TEST(CudaSmall, mma_decode) {
+  std::vector<GpuCase> cases = small_cases({{DType::kFloat16, 32},
+                                            {DType::kBFloat16, 64},
+                                            {DType::kFloat16, 96},
+                                            {DType::kBFloat16, 128},
+                                            {DType::kFloat16, 192},
+                                            {DType::kBFloat16, 256}});
+  std::erase_if(cases, [](const GpuCase& c) { return !c.problem.q_lens.empty(); });
+  for (GpuCase& c : cases) c.problem.problem.seqlen_q = 3, c.problem.problem.seqlen_kv = 150;
+  check_all(cases);
+}
+
 void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int64_t count) {
   in_parallel(
       count, [&](int64_t seed) { fuzzer(static_cast<uint64_t>(seed), target); },
@@ -56,6 +69,7 @@ void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int
 
 TEST(CudaSmall, naive_mix) { fuzz(fuzz_mix, naive(), 30); }
 TEST(CudaSmall, mma_mix) { fuzz(fuzz_mix, mma(), 30); }
+TEST(CudaSmall, mma_cache) { fuzz(fuzz_kv_cache, mma(), 40); }
 TEST(CudaSmall, naive_cache) { fuzz(fuzz_kv_cache, naive(), 20); }
 TEST(CudaSmall, naive_bad_contents) { fuzz(fuzz_bad_contents, naive(), 60); }
 TEST(CudaSmall, mma_bad_contents) { fuzz(fuzz_bad_contents, mma(), 60); }

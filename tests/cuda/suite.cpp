@@ -208,6 +208,23 @@ void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected
   check_gradients(c, a, t, expected);
 }
 
+// The forward over key ranges, even ones or of a fixed size; it takes no packed problems.
+void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, const Expected& expected) {
+  if (!target.splits() || c.external || !c.problem.q_lens.empty() || !c.problem.kv_lens.empty()) return;
+  AttentionOptions options = options_of(c.problem, target.backend(), c.layout);
+  options.strategy = Strategy::kSplitKv;
+  if (c.problem.seed % 2 == 1) options.split_size = 16 + static_cast<int64_t>(c.problem.seed % 90);
+  const AttentionTensors t = a.with_outputs();
+  run(*target.mirror({.misaligned = c.misaligned}), arguments(a, options), outputs(a, t, options));
+  const AttentionTensors& e = expected.tensors;
+  expect_close("split_kv out", values(t.out, a.out_shape), values(e.out, a.out_shape),
+               c.slack * bars_of(a.problem.dtype).out, c.floor);
+  expect_close("split_kv lse", values(as_canonical(t.lse), a.lse_shape), values(as_canonical(e.lse), a.lse_shape),
+               c.slack * bars_of(a.problem.dtype).lse, 1.0);
+  expect_all_written("split_kv out", a.arena, t.out.data, a.out_shape);
+  expect_all_written("split_kv lse", a.arena, t.lse.data, a.lse_shape);
+}
+
 }  // namespace
 
 void check_attention(const GpuCase& c) {
@@ -219,6 +236,7 @@ void check_attention(const GpuCase& c) {
     if (!expected || c.external) expected.emplace(c, a);  // external results are made from the backend's own
     try {
       check_on(*target, c, a, *expected);
+      check_splits(*target, c, a, *expected);
     } catch (const std::exception& error) {
       throw Failure(fmt::format("{}: {}", target->name(), error.what()));
     }

@@ -184,7 +184,7 @@ class CudaTarget final : public Target {
       : backend_(backend), index_(index), options_(options), device_(DeviceInfo::cuda(index)) {}
 
   Backend backend() const override { return backend_; }
-  bool splits() const override { return false; }
+  bool splits() const override { return tensor_cores(); }
   bool reads_indices() const override { return false; }
   std::unique_ptr<Place> place(int32_t = 1, bool = false) const override { return mirror(options_); }
   std::unique_ptr<DeviceMirror> mirror(MirrorOptions options = {}) const {

@@ -5,6 +5,7 @@
 #include "cuda/common/rows.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/tile/swizzle.hpp"
 
 namespace plait::cuda {
@@ -40,6 +41,20 @@ inline RowLayout row_layout(const AttentionProblem& p, const CanonicalTensor& t,
   const bool vectors = t.dim_stride == 1 && steps * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   if (vectors) layout.path = layout.per == 1 ? LoadPath::kRows : LoadPath::kGroups;
   return layout;
+}
+
+// Eight elements from column `column` on of the row at `from`, one by one, to 16 bytes of shared memory. Columns at or
+// past layout.dim, and all of a row that is not `inside`, become zeros and are not read.
+template <class T>
+__device__ __forceinline__ void store_chunk(uint32_t to, const T* from, int column, const RowLayout& layout,
+                                            bool inside) {
+  const auto bits = [&](int c) -> uint32_t {
+    return inside && c < layout.dim ? reinterpret_cast<const uint16_t&>(from[c * layout.dim_stride]) : 0;
+  };
+  uint32_t words[tile::kChunkElems / 2];
+#pragma unroll
+  for (int i = 0; i < tile::kChunkElems / 2; ++i) words[i] = bits(column + 2 * i) | bits(column + 2 * i + 1) << 16;
+  ptx::store_shared_16(to, {words[0], words[1], words[2], words[3]});
 }
 
 // Copies by `kThreads` threads, all of which call load() with their number `thread`.
@@ -122,23 +137,6 @@ struct TileLoader {
       ptx::cp_async_16(to + group * kGroupElems * sizeof(T), from + group * kGroupElems, inside && column < dim);
     }
   }
-
-  static __device__ __forceinline__ void store_chunk(uint32_t to, const T* from, int column, const RowLayout& layout,
-                                                     bool inside) {
-    uint32_t words[tile::kChunkElems / 2];
-#pragma unroll
-    for (int i = 0; i < tile::kChunkElems / 2; ++i) {
-      const int c = column + 2 * i;
-      const uint32_t low = inside && c < layout.dim ? bits(from[c * layout.dim_stride]) : 0;
-      const uint32_t high = inside && c + 1 < layout.dim ? bits(from[(c + 1) * layout.dim_stride]) : 0;
-      words[i] = low | high << 16;
-    }
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                 "r"(words[3])
-                 : "memory");
-  }
-
-  static __device__ __forceinline__ uint32_t bits(const T& value) { return reinterpret_cast<const uint16_t&>(value); }
 };
 
 }  // namespace plait::cuda

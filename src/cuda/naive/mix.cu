@@ -2,8 +2,9 @@
 // Called through naive.hpp.
 #include <algorithm>
 
-#include "cuda/naive/mix.cuh"
+#include "cuda/common/mix.cuh"
 #include "cuda/naive/naive.hpp"
+#include "cuda/naive/tile.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace plait::cuda::naive {

@@ -3,11 +3,9 @@
 // tile; in a score tile columns 4 tx .. 4 tx + 3, in an output tile these and the four that stand 64 further right.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "cuda/common/element.cuh"
 #include "cuda/common/rows.cuh"
 #include "cuda/naive/workspace.hpp"
 
@@ -23,34 +21,6 @@ inline constexpr int kStageRows = 32;          // rows staged at a time for an o
 inline constexpr int kTilePadded = kTile + 4;  // keeps float4 alignment, spreads the transposed stores over the banks
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kSide * kSide == kThreads && kPerThread == 4 && kColumnsPerThread == 8 && kTile % kStageRows == 0);
-
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(float x) { return x; }
-
-__device__ inline float load(const void* data, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return to_float(static_cast<const __half*>(data)[index]);
-    case DType::kBFloat16:
-      return to_float(static_cast<const __nv_bfloat16*>(data)[index]);
-    default:
-      return static_cast<const float*>(data)[index];
-  }
-}
-
-__device__ inline void store(void* data, DType dtype, int64_t index, float value) {
-  switch (dtype) {
-    case DType::kFloat16:
-      static_cast<__half*>(data)[index] = __float2half_rn(value);
-      return;
-    case DType::kBFloat16:
-      static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(value);
-      return;
-    default:
-      static_cast<float*>(data)[index] = value;
-  }
-}
 
 // Calls body with a pointer of the tensor's element type: the branch stands outside the loops.
 template <class Body>

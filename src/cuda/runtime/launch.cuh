@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <iterator>
 
 #include "cuda/runtime/check.hpp"
 
@@ -31,6 +32,40 @@ void launch(void (*kernel)(Params...), int64_t blocks, int threads, int shared_b
   kernel<<<dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), static_cast<size_t>(shared_bytes),
            stream>>>(args...);
   check(cudaGetLastError(), "kernel launch");
+}
+
+// The same for a kernel that calls ptx::wait_for_grid() before it touches what the kernel before it in the stream
+// writes: from sm_90 on it starts while that one runs.
+template <class... Params, class... Args>
+void launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, int compute_capability,
+                      cudaStream_t stream, const Args&... args) {
+  constexpr int kFirstDependent = 90;
+#if defined(__CUDA_ARCH_LIST__)
+  constexpr int kBuiltFor[] = {__CUDA_ARCH_LIST__};
+  constexpr bool kBuilt = kBuiltFor[std::size(kBuiltFor) - 1] >= 10 * kFirstDependent;
+#else
+  constexpr bool kBuilt = false;
+#endif
+  if (!kBuilt || compute_capability < kFirstDependent || blocks == 0 || blocks > kMaxBlocks) {
+    launch(kernel, blocks, threads, shared_bytes, stream, args...);
+    return;
+  }
+  if (shared_bytes > kDefaultSharedBytes) {
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               shared_bytes),
+          "cudaFuncSetAttribute");
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, args...), "kernel launch");
 }
 
 }  // namespace plait::cuda

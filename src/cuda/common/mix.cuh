@@ -1,11 +1,12 @@
 // One description of premix and collapse: y[out] = sum over in of w[out, in] x[in] at every position, with RoPE.
-// Included by mix.cu and kv_cache.cu. A rotation acts on the dims, a mix on the heads: they commute, so one element of
-// y needs the sums of its own dim and of the dim that turns with it.
+// Included by naive/mix.cu and cache_mix.cuh. A rotation acts on the dims, a mix on the heads: they commute, so one
+// element of y needs the sums of its own dim and of the dim that turns with it.
 #pragma once
 
-#include "cuda/naive/tile.cuh"
+#include "core/problem.hpp"
+#include "cuda/common/element.cuh"
 
-namespace plait::cuda::naive {
+namespace plait::cuda {
 
 // Weight of (out head, out pseudo, in head, in pseudo): a stride each. Null data: 1 (rows are copied).
 struct MixWeights {
@@ -91,4 +92,4 @@ __device__ inline float mixed(const Mix& m, int64_t x_base, int64_t position, in
   return sum;
 }
 
-}  // namespace plait::cuda::naive
+}  // namespace plait::cuda

@@ -1,0 +1,245 @@
+// The key loop of the decode kernel: each warp takes its own steps of keys through its own ring, without a barrier.
+// Called by kernel.cuh.
+#pragma once
+
+#include "cuda/mma/decode/stream.cuh"
+#include "cuda/tile/fragment.cuh"
+
+namespace plait::cuda::mma {
+
+template <class T, catalog::DecodeTile kTile>
+struct alignas(128) DecodeStorage {
+  static constexpr int kBlockRows = catalog::DecodeTile::kBlockRows;
+  alignas(128) T q[kTile.rows() * kTile.head_dim];
+  // Each warp's own; behind the key loop, its accumulators of one row block (stage()).
+  alignas(128) T ring[kTile.warps][kTile.slots * kTile.slot_elems()];
+  int2 bounds[kTile.rows()];              // keys [lo, hi) of each row in this segment
+  float2 stats[kTile.warps][kBlockRows];  // reference and sum of each row of a row block
+  uint32_t masks[kTile.warps][kTile.steps_under_way()];
+  float2 results[kTile.rows()];  // of a unit's last block: the rows' reference and sum over all parts
+  DecodeSegment segment;         // here, not in registers: the key loop needs them
+  int last;                      // whether this block is the unit's last
+
+  // fp32 rows at a pitch that gives eight rows of a fragment eight different groups of banks.
+  static constexpr int kStagePitch = kTile.head_dim + 8;
+  static_assert(sizeof(float) * kBlockRows * kStagePitch <= sizeof(T) * kTile.slots * kTile.slot_elems());
+  __device__ __forceinline__ float* stage(int warp) { return reinterpret_cast<float*>(ring[warp]); }
+};
+
+template <class T, catalog::DecodeTile kTile>
+struct DecodeMainloop {
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.step_keys, kSlots = kTile.slots;
+  static constexpr int kBlocks = kTile.row_blocks;
+  static constexpr int kRows = 2 * kBlocks;     // per thread
+  static constexpr int kDepth = kHeadDim / 16;  // of 16 columns of q, k and v
+  static constexpr int kKeyBlocks = kKeys / 16;
+  static constexpr bool kQueryInRegisters = kTile.query_in_registers();
+  static constexpr uint32_t kSlotBytes = kTile.slot_elems() * sizeof(T);
+
+  using Storage = DecodeStorage<T, kTile>;
+  using Stream = KeyStream<T, kTile>;
+  using Fragment = tile::Fragments<kHeadDim>;
+  using Scores = float[kBlocks][2 * kKeyBlocks][4];
+  using Output = float[kBlocks][2 * kDepth][4];
+  using Queries = uint32_t[kQueryInRegisters ? kDepth : 1][kBlocks][4];
+
+  const DecodeParams& params;
+  Storage& storage;
+  int warp, lane;
+
+  // All keys of a segment, all passes. Called by the whole block, which no longer uses `storage`.
+  __device__ __forceinline__ void run(const DecodeSegment& segment, Output& out, SoftmaxRows<kRows>& rows) const {
+    find_bounds(segment);
+    const int passes = static_cast<int>(params.problem.joint_passes());
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      if (pass > 0) __syncthreads();  // all warps have read the queries before
+      run_pass(segment, pass, out, rows);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void find_bounds(const DecodeSegment& segment) const {
+    const NarrowRowMask mask = NarrowRowMask::of(params.problem, segment.sequence.q_len, segment.sequence.kv_len);
+    if (threadIdx.x < kTile.rows()) {
+      const int i = threadIdx.x,
+                row = segment.row_begin + min(i, segment.rows - 1);  // rows past the last one are like it
+      const Interval seen = mask.row(row / params.group);
+      const int lo = max(static_cast<int>(seen.lo), segment.key_begin);
+      storage.bounds[i] = {lo, max(lo, min(static_cast<int>(seen.hi), segment.key_end))};
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const DecodeSegment& segment, int pass) const {
+    constexpr int kChunks = kHeadDim / tile::kChunkElems;
+    const uint32_t target = ptx::shared_address(storage.q);
+    const T* q = static_cast<const T*>(params.tensors.q.data);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kTile.rows() * kChunks; i += kTile.threads()) {
+      const int r = i / kChunks, chunk = i % kChunks, column = chunk * tile::kChunkElems;
+      const bool inside = r < segment.rows;
+      const T* from = q + row_offset(params, params.tensors.q, segment, inside ? r : 0, pass);
+      const uint32_t to = target + tile::Swizzle<kHeadDim>::offset(r, chunk) * sizeof(T);
+      if (params.q.path == LoadPath::kAny) {
+        store_chunk(to, from, column, params.q, inside);
+      } else {
+        ptx::cp_async_16(to, from + column, inside && column < params.q.dim);
+      }
+    }
+    ptx::cp_async_commit();
+  }
+
+  // The items of a ring are keys, values, keys, ... of the warp's steps. Before item i is used, item i + kSlots - 1 is
+  // sent for, into the place of item i - 1; the loop begins early to fill the ring.
+  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, Output& out,
+                                           SoftmaxRows<kRows>& rows) const {
+    constexpr int kEarlySteps = kSlots / 2;
+    constexpr bool kEven = kSlots % 2 == 0;
+    load_queries(segment, pass);
+    const uint32_t ring = ptx::shared_address(storage.ring[warp]);
+    const uint32_t query_lanes = ptx::shared_address(storage.q) + Fragment::lane_bytes(lane);
+    const uint32_t key_lanes = ring + Fragment::lane_bytes_b(lane), value_lanes = ring + Fragment::lane_bytes(lane);
+    Stream stream(params, segment, pass, storage.masks[warp], segment.key_begin + warp * kKeys, kTile.warps * kKeys);
+    Queries queries;
+    // Bytes from the ring's first: slot 0 is the first one filled, and in use from step 0 on.
+    uint32_t slot = kEven ? 0 : kSlotBytes, free_slot = kEven ? (kSlots - 1) * kSlotBytes : 0;
+    int key = segment.key_begin + warp * kKeys;
+#pragma unroll 1
+    for (int step = -kEarlySteps;; ++step) {
+      ptx::cp_async_wait<kSlots - 2>();
+      if (step == 0) {
+        __syncthreads();  // queries and bounds, by all threads for all
+        if constexpr (kQueryInRegisters) read_queries(queries, query_lanes);
+      }
+      if (step >= 0 && key >= segment.key_end) break;
+      __syncwarp();
+      if (kEven) {
+        if (step > -kEarlySteps) stream.load_values(ring + free_slot);
+      } else {
+        stream.load_keys(ring + free_slot);
+      }
+      ptx::cp_async_commit();
+      Scores scores{};
+      if (step >= 0) {
+#pragma unroll
+        for (int d = 0; d < kDepth; ++d) multiply_keys(scores, queries, key_lanes + slot, query_lanes, d);
+        attend(scores, key, step, out, rows);
+      }
+      advance(slot, free_slot);
+
+      ptx::cp_async_wait<kSlots - 2>();
+      __syncwarp();
+      kEven ? stream.load_keys(ring + free_slot) : stream.load_values(ring + free_slot);
+      ptx::cp_async_commit();
+      if (step >= 0) {
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) multiply_values(out, scores, value_lanes + slot, n);
+        key += kTile.warps * kKeys;
+      }
+      advance(slot, free_slot);
+    }
+    ptx::cp_async_wait<0>();
+  }
+
+  __device__ __forceinline__ void read_queries(Queries& queries, uint32_t query_lanes) const {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) Fragment::load(queries[d][block], query_lanes, block, d);
+    }
+  }
+
+  __device__ __forceinline__ static void advance(uint32_t& slot, uint32_t& free_slot) {
+    free_slot = slot;
+    slot = slot == (kSlots - 1) * kSlotBytes ? 0 : slot + kSlotBytes;
+  }
+
+  // Products to probabilities.
+  __device__ __forceinline__ void attend(Scores& scores, int key, int step, Output& out,
+                                         SoftmaxRows<kRows>& rows) const {
+    if (params.score.transform) transform_scores(scores, params.score);
+    const int2 first = storage.bounds[0], last = storage.bounds[kTile.rows() - 1];
+    if (key < last.x || key + kKeys > first.y) apply_bounds(scores, storage.bounds, key, lane);
+    if (params.map.table != nullptr) {
+      const uint32_t mask = storage.masks[warp][step % kTile.steps_under_way()];
+      if (mask != Stream::kAllKeys) apply_mask(scores, mask);
+    }
+    float highest[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      highest[i] = -CUDART_INF_F;
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyBlocks; ++n) {
+        const float* two = scores[i / 2][n] + i % 2 * 2;
+        highest[i] = fmaxf(highest[i], fmaxf(two[0], two[1]));
+      }
+    }
+    rows.raise(highest, params.score.to_log2, out);
+    rows.exponentiate(scores, params.score.to_log2);
+  }
+
+  __device__ __forceinline__ void apply_mask(Scores& scores, uint32_t mask) const {
+#pragma unroll
+    for (int n = 0; n < 2 * kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool seen = mask >> (8 * n + lane % 4 * 2 + e % 2) & 1;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          if (!seen) scores[block][n][e] = -CUDART_INF_F;
+        }
+      }
+    }
+  }
+
+  // Columns [16 d, 16 d + 16) of q k^T.
+  __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& queries, uint32_t key_lanes,
+                                                uint32_t query_lanes, int d) const {
+    uint32_t a[kBlocks][4];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if constexpr (kQueryInRegisters) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[block][i] = queries[d][block][i];
+      } else {
+        Fragment::load(a[block], query_lanes, block, d);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      uint32_t b[4];
+      Fragment::load(b, key_lanes, n, d);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::mma_m16n8k16<T>(scores[block][2 * n], a[block], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(scores[block][2 * n + 1], a[block], b[2], b[3]);
+      }
+    }
+  }
+
+  // Keys [16 n, 16 n + 16) of p v; probabilities become 16-bit operands where they lie: C fragments are A fragments.
+  __device__ __forceinline__ void multiply_values(Output& out, const Scores& scores, uint32_t value_lanes,
+                                                  int n) const {
+    uint32_t a[kBlocks][4];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = scores[block][2 * n + i / 2] + i % 2 * 2;
+        a[block][i] = ptx::pack<T>(pair[0], pair[1]);
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      uint32_t b[4];
+      Fragment::load_transposed(b, value_lanes, n, d);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::mma_m16n8k16<T>(out[block][2 * d], a[block], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(out[block][2 * d + 1], a[block], b[2], b[3]);
+      }
+    }
+  }
+};
+
+}  // namespace plait::cuda::mma

@@ -1,0 +1,88 @@
+// Planning of decode: limits, tiles, and a model of its time beside that of prefill.
+// Called through plan.hpp.
+#include "cuda/mma/decode/plan.hpp"
+
+#include <fmt/format.h>
+
+#include "catalog/mma_tiles.hpp"
+#include "cuda/mma/decode/workspace.hpp"
+
+namespace plait::cuda::mma {
+namespace {
+
+// Clocks of one multiprocessor, from measurements on an H200. Decode reads keys and values at 20 bytes per clock for
+// each row tile. A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that
+// beside a second block.
+constexpr double kBytesPerClock = 20, kDecodeStart = 12000;
+constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000;
+
+double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
+  const double bytes = static_cast<double>(p.batch * p.heads_kv * layout.keys * p.joint_passes()) *
+                       static_cast<double>(p.head_dim + p.head_dim_v) * 2;
+  return kDecodeStart + bytes * static_cast<double>(layout.row_tiles) / kBytesPerClock / device.multiprocessors;
+}
+
+double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
+  const catalog::PrefillTile& tile =
+      catalog::prefill_tile(catalog::head_dim_bucket(std::max(p.head_dim, p.head_dim_v)), device.smem_per_block_bytes);
+  const int64_t blocks = p.batch * p.heads_q * ceil_div(p.seqlen_q * p.rows_per_position(), tile.rows());
+  const int64_t at_once = int64_t{device.multiprocessors} * tile.blocks_per_multiprocessor;
+  const double keys = static_cast<double>(p.seqlen_kv * p.rows_per_position() * p.joint_passes());
+  const double block = keys * tile.head_dim * tile.rows() * kPrefillClocks;
+  const double rounds = static_cast<double>(ceil_div(blocks, at_once)) * tile.blocks_per_multiprocessor;
+  return kPrefillStart + block * (blocks <= device.multiprocessors ? 1.0 : rounds);
+}
+
+}  // namespace
+
+void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  if (plan.strategy != Strategy::kAuto || problem.packed || problem.heads_kv == 0 || problem.batch == 0) return;
+  const DecodeLayout layout(problem, device);
+  if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return;
+  const double decode = decode_clocks(problem, device, layout), prefill = prefill_clocks(problem, device);
+  plan.strategy = decode < prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
+  plan.reasons.push_back(fmt::format("{}: about {:.0f} thousand clocks over key ranges, {:.0f} over query tiles",
+                                     strategy_name(plan.strategy), decode / 1000, prefill / 1000));
+}
+
+void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const DecodeLayout layout(problem, device);
+  if (!layout.in_limits(problem)) {
+    throw Error(ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
+                fmt::format("split_kv of cuda_mma counts rows and keys of a sequence up to 2^28 and steps of keys over "
+                            "all heads and sequences up to 2^31; {}",
+                            problem.split_size > 0 ? "give a larger split_size" : "use strategy auto"));
+  }
+  plan.tile_m = layout.tile.rows();
+  plan.tile_n = layout.tile.step_keys;
+  plan.splits = layout.splits;
+  plan.split_size = layout.split_keys;
+  plan.workspace_bytes = layout.workspace_bytes();
+  plan.reasons.push_back(
+      fmt::format("the {} rows of a key head are {} tile(s) of {}; {} blocks, {} on a multiprocessor", layout.rows,
+                  layout.row_tiles, layout.tile.rows(), layout.workers,
+                  layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
+  plan.reasons.push_back(layout.split_keys > 0
+                             ? fmt::format("{} keys per split: asked for", layout.split_keys)
+                             : std::string("each block takes an even share of all keys, whatever their lengths"));
+}
+
+bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const AttentionProblem& a = problem.attention;
+  std::string why;
+  if (problem.raw()) why = "cuda_mma does not mix raw IHA caches on the fly";
+  if (!DecodeLayout(a, device).in_limits(a)) why = "the cache has more keys than cuda_mma counts";
+  if (why.empty()) return true;
+  const bool strategy = a.strategy == Strategy::kSplitKv || a.split_size > 0;
+  if (a.backend == Backend::kCudaMma || strategy) {
+    const char* argument = a.backend == Backend::kCudaMma ? "backend" : a.split_size > 0 ? "split_size" : "strategy";
+    throw Error(ErrorCode::kUnsupported, argument,
+                fmt::format("{}; {}use backend auto or cuda_naive{}", why, problem.raw() ? "mix the cache, or " : "",
+                            strategy ? " without split_kv and split_size" : ""));
+  }
+  plan.backend = Backend::kCudaNaive;
+  plan.reasons.push_back(why);
+  return false;
+}
+
+}  // namespace plait::cuda::mma

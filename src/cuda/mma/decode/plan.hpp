@@ -1,0 +1,20 @@
+// Whether decode serves a problem, and when it is faster than prefill. Plain C++, no CUDA call.
+// Called by plan.cpp of the CUDA backends.
+#pragma once
+
+#include "core/problem.hpp"
+#include "plait/plan.hpp"
+
+namespace plait::cuda::mma {
+
+// For a forward problem that asks for no strategy: sets kSplitKv where that is faster, with the reason.
+void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
+
+// Tiles, splits, workspace and reasons of strategy split_kv. Throws where the problem is too large for its counters.
+void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
+
+// Whether cuda_mma takes a cache step. If not, the plan becomes one of cuda_naive, or the call is refused where it asks
+// for cuda_mma or for split_kv.
+bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan);
+
+}  // namespace plait::cuda::mma

@@ -1,0 +1,92 @@
+// How decode cuts a problem and what it keeps in its workspace: plain C++, no CUDA call.
+// Called by the planner (plan.cpp) and by launch.cuh.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "catalog/catalog.hpp"
+#include "catalog/mma_decode_tiles.hpp"
+#include "core/mask.hpp"
+#include "core/problem.hpp"
+#include "plait/device.hpp"
+
+namespace plait::cuda::mma {
+
+// With so many blocks for a unit, leaving some blocks idle costs less than blocks with parts of two units.
+inline constexpr int64_t kWholeShares = 8;
+// Fewer steps of keys than this are not worth a block of their own.
+inline constexpr int64_t kFewestSteps = 8;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t aligned(int64_t bytes) {
+  return ceil_div(bytes, catalog::kWorkspaceAlignBytes) * catalog::kWorkspaceAlignBytes;
+}
+
+// A unit is a tile of the rows that share a key head's keys: position-major, the heads of the group within a position.
+struct DecodeLayout {
+  catalog::DecodeTile tile;
+  catalog::DecodeChoice choice;
+  int bucket;
+  int64_t group, rows, row_tiles;  // rows: of a key head in one sequence
+  int64_t tile_rows;               // of a unit, at most
+  int64_t units;                   // of a sequence
+  int64_t keys;                    // of a sequence, at most
+  int64_t workers;                 // blocks of the launch
+  int64_t split_keys;              // keys of a split in fixed-split mode, else 0
+  int64_t splits;                  // of a sequence, at most
+  int64_t partials;                // places for a unit's partial result
+  int64_t arrivals;                // counters
+  int64_t out_bytes, stats_bytes, arrivals_bytes;
+
+  DecodeLayout(const AttentionProblem& p, const DeviceInfo& device)
+      : bucket(catalog::head_dim_bucket(std::max(p.head_dim, p.head_dim_v))),
+        group(p.heads_kv > 0 ? p.heads_q / p.heads_kv : 0),
+        rows(p.seqlen_q * p.rows_per_position() * group),
+        keys(p.seqlen_kv * p.rows_per_position()),
+        split_keys(std::min(p.split_size, std::max<int64_t>(1, keys))) {
+    choice = catalog::decode_choice(bucket, rows, device.smem_per_block_bytes);
+    tile = catalog::decode_tiles(bucket)[choice.size][choice.gpu];
+    row_tiles = ceil_div(rows, tile.rows());
+    tile_rows = std::min<int64_t>(rows, tile.rows());
+    units = p.heads_kv * row_tiles;
+    const int64_t all_units = p.batch * units;
+    const int64_t resident =
+        device.multiprocessors * std::max(1, tile.blocks_per_multiprocessor(device.smem_per_block_bytes));
+    if (split_keys > 0) {
+      splits = std::max<int64_t>(1, ceil_div(keys, split_keys));
+      workers = std::min(resident, all_units * splits);
+      partials = splits > 1 ? all_units * splits : 0;
+      arrivals = splits > 1 ? all_units : 0;
+    } else {
+      const int64_t steps = all_units * std::max<int64_t>(1, ceil_div(keys, tile.step_keys));
+      workers = std::min(resident, ceil_div(steps, kFewestSteps));
+      // A multiple of the units, so that no block has parts of two.
+      if (all_units > 0 && workers >= kWholeShares * all_units) workers -= workers % all_units;
+      splits = all_units > 0 ? std::max<int64_t>(1, ceil_div(workers, all_units)) : 1;
+      partials = 2 * workers;
+      arrivals = workers;
+    }
+    out_bytes = aligned(partials * tile_rows * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
+    stats_bytes = aligned(partials * tile_rows * 2 * static_cast<int64_t>(sizeof(float)));
+    arrivals_bytes = aligned(arrivals * static_cast<int64_t>(sizeof(int32_t)));
+  }
+  int64_t workspace_bytes() const { return out_bytes + stats_bytes + arrivals_bytes; }
+  // Rows, keys and steps are counted in 32 bits; so are partial results.
+  bool in_limits(const AttentionProblem& p) const {
+    constexpr int64_t kMostRows = kMostNarrowRows, kMostSteps = (int64_t{1} << 31) - 1;
+    const int64_t steps = split_keys > 0 ? splits : std::max<int64_t>(1, ceil_div(keys, tile.step_keys));
+    return rows <= kMostRows && keys <= kMostRows && split_keys <= kMostRows && p.batch <= kMostRows &&
+           p.batch * units <= kMostSteps / std::max<int64_t>(1, steps);
+  }
+};
+
+// The queries of a cache step after rotation and mix, in the problem's dtype: [batch, heads_q, seqlen_q, pseudo, dim].
+inline bool turns_queries(const KvCacheProblem& p) { return p.has_rope || p.iha; }
+inline int64_t turned_queries_bytes(const KvCacheProblem& p) {
+  const AttentionProblem& a = p.attention;
+  if (!turns_queries(p)) return 0;
+  return aligned(a.batch * a.heads_q * a.seqlen_q * (p.iha ? a.pseudo_heads : 1) * a.head_dim * dtype_bytes(a.dtype));
+}
+
+}  // namespace plait::cuda::mma

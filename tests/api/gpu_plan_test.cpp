@@ -1,0 +1,128 @@
+// Plans of attention and cache calls for GPUs that are not here: backend, strategy, workspace, refusals.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plait/attention.hpp"
+#include "plait/kv_cache.hpp"
+
+namespace plait {
+namespace {
+
+constexpr int64_t kHeadDim = 128;
+
+// A view that is planned with and never read.
+TensorView on_gpu(DType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view = TensorView::contiguous(reinterpret_cast<void*>(uintptr_t{1} << 20), dtype, shape);
+  view.device = {DeviceKind::kCuda, 0};
+  return view;
+}
+
+struct Sizes {
+  int64_t batch = 1, heads_q = 32, heads_kv = 8, seqlen_q = 1, seqlen_kv = 8192;
+  DType dtype = DType::kFloat16;
+};
+
+AttentionArgs attention(const Sizes& s) {
+  AttentionArgs args;
+  args.q = on_gpu(s.dtype, {s.batch, s.heads_q, s.seqlen_q, kHeadDim});
+  args.k = args.v = on_gpu(s.dtype, {s.batch, s.heads_kv, s.seqlen_kv, kHeadDim});
+  args.options.causal = true;
+  return args;
+}
+Plan plan(const AttentionArgs& args, const char* gpu = "h200") {
+  return plan_attention_forward(args, DeviceInfo::by_name(gpu));
+}
+Plan plan(const Sizes& s, const char* gpu = "h200") { return plan(attention(s), gpu); }
+
+KvCacheArgs cache(const Sizes& s) {
+  KvCacheArgs args;
+  args.q = on_gpu(s.dtype, {s.batch, s.heads_q, s.seqlen_q, kHeadDim});
+  args.k_cache = args.v_cache = on_gpu(s.dtype, {s.batch, s.heads_kv, s.seqlen_kv, kHeadDim});
+  args.cache_seqlens = on_gpu(DType::kInt32, {s.batch});
+  return args;
+}
+
+template <class Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GpuPlan, FewRowsBesideManyKeysAreSplitOverKeys) {
+  for (const char* gpu : {"t4", "a100", "l4", "h200"}) {
+    EXPECT_EQ(plan(Sizes{}, gpu).strategy, Strategy::kSplitKv) << gpu;
+    EXPECT_EQ(plan(Sizes{.seqlen_q = 4, .seqlen_kv = 32768}, gpu).strategy, Strategy::kSplitKv) << gpu;
+    EXPECT_EQ(plan(Sizes{.batch = 8, .seqlen_q = 4096}, gpu).strategy, Strategy::kSplitQ) << gpu;
+    EXPECT_EQ(plan(Sizes{.seqlen_kv = 0}, gpu).strategy, Strategy::kSplitQ) << gpu;
+  }
+  EXPECT_EQ(plan(Sizes{.batch = 64}).strategy, Strategy::kSplitKv);
+  EXPECT_NE(plan(Sizes{}).explain().find("split_kv"), std::string::npos);
+}
+
+TEST(GpuPlan, PackedProblemsStayParallelOverRows) {
+  AttentionArgs args;
+  args.q = on_gpu(DType::kFloat16, {1, 32, kHeadDim});
+  args.k = args.v = on_gpu(DType::kFloat16, {8192, 8, kHeadDim});
+  args.cu_seqlens_q = args.cu_seqlens_k = on_gpu(DType::kInt32, {2});
+  EXPECT_EQ(plan(args).strategy, Strategy::kSplitQ);
+  args.options.strategy = Strategy::kSplitKv;
+  EXPECT_NE(refusal([&] { plan(args); }).find("packed sequences"), std::string::npos);
+}
+
+TEST(GpuPlan, FixedSplitsChooseTheirStrategy) {
+  AttentionArgs args = attention({});
+  args.options.split_size = 1000;
+  const Plan fixed = plan(args);
+  EXPECT_EQ(fixed.strategy, Strategy::kSplitKv);
+  EXPECT_EQ(fixed.split_size, 1000);
+  EXPECT_EQ(fixed.splits, 9);
+  args.options.split_size = INT64_MAX;
+  EXPECT_EQ(plan(args).splits, 1);
+}
+
+// Partial results are kept for the blocks of the GPU, not for the keys.
+TEST(GpuPlan, WorkspaceDoesNotGrowWithTheKeys) {
+  const int64_t bytes = plan(Sizes{.seqlen_kv = 65536}).workspace_bytes;
+  EXPECT_EQ(plan(Sizes{.seqlen_kv = 1 << 20}).workspace_bytes, bytes);
+  EXPECT_LT(bytes, 16 << 20);
+}
+
+TEST(GpuPlan, CachesRunOnTensorCores) {
+  const DeviceInfo h200 = DeviceInfo::by_name("h200");
+  KvCacheArgs args = cache({});
+  Plan step = plan_attention_with_kvcache(args, h200);
+  EXPECT_EQ(step.backend, Backend::kCudaMma);
+  EXPECT_EQ(step.strategy, Strategy::kSplitKv);
+  const int64_t without_rope = step.workspace_bytes;
+  args.rope = Rope{on_gpu(DType::kFloat32, {8192, 64}), on_gpu(DType::kFloat32, {8192, 64}), RopeStyle::kHalf,
+                   RopeIndex::kToken, 0};
+  EXPECT_EQ(plan_attention_with_kvcache(args, h200).workspace_bytes, without_rope + 32 * kHeadDim * 2);
+  args.k_cache = args.v_cache = on_gpu(DType::kFloat16, {600, 16, 8, kHeadDim});
+  args.block_table = on_gpu(DType::kInt32, {1, 512});
+  EXPECT_EQ(plan_attention_with_kvcache(args, h200).backend, Backend::kCudaMma);
+  EXPECT_EQ(plan_attention_with_kvcache(cache({.dtype = DType::kFloat32}), h200).backend, Backend::kCudaNaive);
+}
+
+TEST(GpuPlan, RawIhaCachesStayOnCudaCores) {
+  const DeviceInfo h200 = DeviceInfo::by_name("h200");
+  IhaKvCacheArgs args;
+  args.attention = cache({.heads_q = 8});
+  args.w_q = args.w_k = args.w_v = on_gpu(DType::kFloat32, {8, 2, 8});
+  args.kind = IhaCacheKind::kRaw;
+  const Plan raw = plan_iha_attention_with_kvcache(args, h200);
+  EXPECT_EQ(raw.backend, Backend::kCudaNaive);
+  EXPECT_NE(raw.explain().find("raw IHA caches"), std::string::npos);
+  args.attention.options.backend = Backend::kCudaMma;
+  EXPECT_NE(refusal([&] { plan_iha_attention_with_kvcache(args, h200); }).find("raw IHA caches"), std::string::npos);
+  args.kind = IhaCacheKind::kMixed;
+  args.attention.k_cache = args.attention.v_cache = on_gpu(DType::kFloat16, {1, 8, 8192, 2, kHeadDim});
+  EXPECT_EQ(plan_iha_attention_with_kvcache(args, h200).backend, Backend::kCudaMma);
+}
+
+}  // namespace
+}  // namespace plait
