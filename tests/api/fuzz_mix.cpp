@@ -58,9 +58,10 @@ PremixCase choose_premix(Random& random) {
 void expect_premix(const Premix& m, const Premix& wide, const How& how, const Target& target) {
   const PremixProblem& p = m.problem;
   const double rows = static_cast<double>(p.batch * p.seqlen * p.head_dim), heads = static_cast<double>(p.heads);
-  // Tensor cores take what was turned in the dtype of x: the narrow rows for dw, by row also the wide rows for dx.
+  // Tensor cores take what was turned in the dtype of x: the narrow rows for dw, by row also the wide rows for dx, whose
+  // few terms, products of two normal numbers, have long tails: one of 15,000 was 2.5 roundoffs off.
   const double turned = target.tensor_cores() && p.rope_dim > 0 ? 2 * roundoff(p.dtype) : 0;
-  const double turned_wide = p.rope_index == RopeIndex::kRow ? turned : 0;
+  const double turned_wide = p.rope_index == RopeIndex::kRow ? 2 * turned : 0;
   expect_near("y", values(m.tensors.y, m.y_shape), values(wide.tensors.y, m.y_shape), p.dtype, how.epsilon * heads);
   expect_near("dx", values(m.tensors.dx, m.x_shape), values(wide.tensors.dx, m.x_shape), p.dtype,
               how.epsilon * heads * static_cast<double>(p.pseudo_heads) +

@@ -1,0 +1,85 @@
+"""Cache steps and few queries on tensor cores: every case of test_kv_cache.py in half precision with head dims that
+cuda_mma takes, graphs, fixed splits. Called by pytest."""
+
+import math
+
+import plait
+import pytest
+import torch
+from cache_calls import make
+from on_gpu import suite
+
+CPU = suite("test_kv_cache", skip={})
+CASES = {**CPU["PLAIN"], "pages of 1": {"page": 1, "capacity": 41}, "pages of 3": {"page": 3, "causal": True},
+         "pages of 16": {"page": 16, "causal": True, "window": (20, 0), "sinks": True, "lengths": (255, 0, 30),
+                         "capacity": 300, "rope_dims": 10, "Sn": 5, "Sq": 3},
+         "pages of 64": {"page": 64, "capacity": 700, "lengths": (640, 1, 300), "Sq": 1, "Sn": 1},
+         "many heads of a group": {"Hq": 24, "Hk": 1, "causal": True, "Sq": 3, "Sn": 3}}  # fmt: skip
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+@HALF
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (72, 40)], ids=str)
+def test_cache_steps_on_tensor_cores(case, dims, dtype):
+    options = {**dict(zip(("D", "Dv"), dims, strict=True)), **CASES[case], "dtype": dtype, "backend": "cuda_mma"}
+    options |= {name: options[name] // 8 * 8 for name in ("D", "Dv")}
+    CPU["check"](make(**options))
+
+
+@HALF
+def test_auto_takes_tensor_cores_for_caches(dtype):
+    call = make(D=64, Dv=64, dtype=dtype, causal=True, Sn=0)
+    assert torch.equal(call.run(), call.run(backend="cuda_mma", strategy="split_kv"))
+
+
+@HALF
+def test_a_sequence_does_not_depend_on_its_batch(dtype):
+    # Dao-AILab/flash-attention#1922, #1897: one sequence alone, then beside others, with a fixed split size.
+    call = make(D=64, Dv=64, lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True, dtype=dtype)
+    together = call.run(split_size=64, return_lse=True)
+    for b, length in enumerate(call.lengths):
+        alone = plait.attention_with_kvcache(
+            call.q[b : b + 1], call.k_cache[b : b + 1], call.v_cache[b : b + 1], cache_seqlens=length, causal=True,
+            split_size=64, return_lse=True,
+        )  # fmt: skip
+        assert all(torch.equal(x[b : b + 1], y) for x, y in zip(together, alone, strict=True))
+    q, k, v = (torch.randn(3, H, S, 128).to(dtype) for H, S in ((8, 2), (2, 500), (2, 500)))
+    together = plait.flash_attention(q, k, v, split_size=64)
+    alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@HALF
+@pytest.mark.parametrize("page", [0, 16])
+def test_lengths_grow_in_a_graph(page, dtype):
+    """One captured step appends, turns and attends; every replay finds the length one higher."""
+    S, count, D = 96, 40, 64
+    q, k, v = (torch.randn(2, H, count, D).to(dtype) for H in (8, 2, 2))
+    shape = (2 * S // page, page, 2, D) if page else (2, 2, S, D)
+    table = torch.randperm(2 * S // page).view(2, -1).int() if page else None
+    caches = [torch.full(shape, math.nan, dtype=dtype) for _ in range(2)]
+    lengths, now = torch.zeros(2, dtype=torch.int32), [x[:, :, :1].clone() for x in (q, k, v)]
+
+    def step():
+        out = plait.attention_with_kvcache(now[0], *caches, k_new=now[1], v_new=now[2], cache_seqlens=lengths,
+                                           block_table=table, causal=True, backend="cuda_mma")  # fmt: skip
+        lengths.add_(1)
+        return out
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    lengths.zero_()
+    outs = []
+    for i in range(count):
+        for to, whole in zip(now, (q, k, v), strict=True):
+            to.copy_(whole[:, :, i : i + 1])
+        graph.replay()
+        outs.append(out.clone())
+    expected = plait.flash_attention(q, k, v, causal=True, backend="cuda_naive")
+    torch.testing.assert_close(torch.cat(outs, 2), expected, rtol=4 * torch.finfo(dtype).eps, atol=2e-3)
