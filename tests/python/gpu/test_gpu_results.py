@@ -86,7 +86,7 @@ def test_explain_names_the_backend():
 @pytest.mark.parametrize("options, message", [
     ({"backend": "cpu"}, "^backend: .*cuda"),
     ({"backend": "reference"}, "^backend: .*cuda"),
-    ({"backend": "cuda_mma", "strategy": "split_kv"}, "split_kv"),
+    ({"backend": "cuda_naive", "strategy": "split_kv"}, "split_kv"),
     ({"backend": "cuda_naive", "split_size": 64}, "split_size"),
 ], ids=str)  # fmt: skip
 def test_what_the_gpu_does_not_serve_is_refused_by_name(options, message):

@@ -16,6 +16,8 @@ struct KeyStream {
   static constexpr int kGroups = kChunks / kWide;
   static constexpr int kRowsPerPass = 32 / kWide;
   static constexpr int kPasses = kKeys / kRowsPerPass;
+  // Turing copies through registers.
+  static constexpr int kPassesAtOnce = ptx::kLevel == 75 ? 1 : kPasses, kGroupsAtOnce = ptx::kLevel == 75 ? 1 : kGroups;
   static constexpr int kGroupElems = kWide * tile::kChunkElems;
   static constexpr uint32_t kAllKeys = kKeys == 32 ? 0xffffffffu : (1u << kKeys % 32) - 1;
   static_assert(kChunks % kWide == 0 && kKeys % kRowsPerPass == 0 && kKeys <= 32);
@@ -83,7 +85,7 @@ struct KeyStream {
     const int first_row = lane / kWide, chunk = lane % kWide;
     if (p.vectors && p.map.group == 0) {
       const T* from = head + (key + first_row) * layout.seq_stride + chunk * tile::kChunkElems;
-#pragma unroll
+#pragma unroll kPassesAtOnce
       for (int pass = 0; pass < kPasses; ++pass) {
         const int r = first_row + pass * kRowsPerPass;
         copy(slot, r, chunk, from, layout.dim, key + r < key_end);
@@ -92,7 +94,7 @@ struct KeyStream {
       return;
     }
     if (p.vectors) {
-#pragma unroll
+#pragma unroll kPassesAtOnce
       for (int pass = 0; pass < kPasses; ++pass) {
         const int r = first_row + pass * kRowsPerPass;
         const int of = __shfl_sync(kAllLanes, block, r), at = __shfl_sync(kAllLanes, row, r);
@@ -106,7 +108,7 @@ struct KeyStream {
 
   __device__ __forceinline__ static void copy(uint32_t slot, int r, int chunk, const T* from, int dim, bool inside) {
     const uint32_t to = slot + tile::Swizzle<kTile.head_dim>::offset(r, chunk) * sizeof(T);
-#pragma unroll
+#pragma unroll kGroupsAtOnce
     for (int group = 0; group < kGroups; ++group) {
       ptx::cp_async_16(to + group * kGroupElems * sizeof(T), from + group * kGroupElems,
                        inside && group * kGroupElems + chunk * tile::kChunkElems < dim);
