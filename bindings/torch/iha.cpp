@@ -1,4 +1,4 @@
-// Ops premix_forward, premix_backward, collapse_forward and collapse_backward.
+// Ops premix_forward, premix_backward, premix_qkv_forward, premix_qkv_backward, collapse_forward and collapse_backward.
 // Called by torch's dispatcher through library.cpp.
 #include <array>
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from plait._options import backward_options
+from plait._options import backward_options, split_qkv
 
 
 def _refuse_second_derivative(name: str) -> Callable:
@@ -71,13 +71,23 @@ def _premix_backward(ctx, dy):
 
 
 def _premix_qkv_setup(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:10])
     ctx.options = inputs[10:]
 
 
 def _premix_qkv_backward(ctx, *gradients):
-    results = torch.ops.plait.premix_qkv_backward(*gradients, *ctx.saved_tensors, *ctx.options)
-    return *results, *(None,) * (4 + len(ctx.options))
+    """All three at once; where some need no gradient (frozen keys, say), the others one by one."""
+    needed = [dy is not None and any(ctx.needs_input_grad[i::3][:2]) for i, dy in enumerate(gradients)]
+    rest = (None,) * (4 + len(ctx.options))
+    if all(needed):
+        return *torch.ops.plait.premix_qkv_backward(*gradients, *ctx.saved_tensors, *ctx.options), *rest
+    each = split_qkv(*ctx.saved_tensors, *ctx.options)
+    results = [
+        torch.ops.plait.premix_backward(dy, *one) if need else (None, None)
+        for need, dy, one in zip(needed, gradients, each, strict=True)
+    ]
+    return *(dx for dx, _ in results), *(dw for _, dw in results), *rest
 
 
 def _collapse_setup(ctx, inputs, output) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from plait._options import split_qkv
 from plait._padding import warn_of_padding
 
 # plait::DType and plait::DeviceKind of include/plait/tensor.hpp. Meta tensors stand for tensors of the host.
@@ -179,35 +180,26 @@ def _premix_backward(dy, x, w, cos, sin, cu_seqlens, cu_seqlens_other, *options)
 
 @torch.library.register_fake("plait::premix_qkv_forward")
 def _premix_qkv_forward(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options):
-    each = _each_premix(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
+    each = split_qkv(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
     return tuple(_numbered(i, _premix_forward, *one) for i, one in enumerate(each))
 
 
 @torch.library.register_fake("plait::premix_qkv_backward")
 def _premix_qkv_backward(dq, dk, dv, q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options):
-    each = _each_premix(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
+    each = split_qkv(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
     gradients = [_numbered(i, _premix_backward, dy, *each[i]) for i, dy in enumerate((dq, dk, dv))]
     return *(dx for dx, _ in gradients), *(dw for _, dw in gradients)
 
 
 def _numbered(number: int, function: Callable, *tensors: object):
-    """Calls `function`; a refusal gives its argument with the number, as libplait does in a call over several."""
+    """Calls `function`; a refusal of one of its tensors gives the number, as libplait does in a call over several."""
     try:
         return function(*tensors)
     except (ValueError, RuntimeError) as refusal:
         name, _, rest = str(refusal).partition(":")
+        if name not in ("x", "w", "cu_seqlens", "cu_seqlens_other", "rope cos", "rope sin"):
+            raise
         raise type(refusal)(f"{name}[{number}]:{rest}") from None
-
-
-def _each_premix(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, style, index, offset, layout, backend):
-    """The arguments of premix_forward that a premix_qkv stands for, one tuple for each tensor."""
-    q_turns = cu_seqlens_k is not None or not guard_or_false(k.shape[2 if layout == "bhsd" else 1] == 0)
-    q_cos, q_sin = (cos, sin) if q_turns else (None, None)
-    return (
-        (q, w_q, q_cos, q_sin, cu_seqlens_q, cu_seqlens_k, style, index, offset if q_turns else 0, layout, backend),
-        (k, w_k, cos, sin, cu_seqlens_k, None, style, index, 0, layout, backend),
-        (v, w_v, None, None, cu_seqlens_k, None, style, index, 0, layout, backend),
-    )
 
 
 @torch.library.register_fake("plait::collapse_forward")

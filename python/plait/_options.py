@@ -14,6 +14,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from plait._padding import warn_of_padding
 
@@ -93,6 +94,17 @@ def call_renamed(names: dict[str, str] | tuple[dict, ...], function: Callable, *
             raise
         words = "|".join(sorted(names, key=len, reverse=True))
         raise type(refusal)(re.sub(rf"\b({words})\b", lambda word: names[word[0]], text)) from None
+
+
+def split_qkv(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, style, index, offset, layout, backend):
+    """The arguments of premix_forward that those of premix_qkv_forward stand for, one tuple for each tensor."""
+    q_turns = cu_seqlens_k is not None or not guard_or_false(k.shape[2 if layout == "bhsd" else 1] == 0)
+    q_cos, q_sin = (cos, sin) if q_turns else (None, None)
+    return (
+        (q, w_q, q_cos, q_sin, cu_seqlens_q, cu_seqlens_k, style, index, offset if q_turns else 0, layout, backend),
+        (k, w_k, cos, sin, cu_seqlens_k, None, style, index, 0, layout, backend),
+        (v, w_v, None, None, cu_seqlens_k, None, style, index, 0, layout, backend),
+    )
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:

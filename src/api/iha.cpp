@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 #include "api/registry.hpp"
+#include "core/check.hpp"
 #include "core/validate.hpp"
 
 namespace plait {
@@ -40,10 +43,7 @@ Premixes validate_all(std::span<const PremixArgs> args, size_t count, const Vali
   for (size_t i = 0; i < count; ++i) {
     try {
       const ValidatedPremix call = validate(i);
-      const Device device = call.problem.device;
-      if (i > 0 && !(device == all.problems[0].device)) {
-        throw Error(ErrorCode::kInvalidArgument, "x", "is on another device than x of the first premix");
-      }
+      check_same_device({"x", &args[i].x}, {"the first tensor", &args[0].x});
       all.problems.push_back(call.problem);
       all.tensors.push_back(call.tensors);
     } catch (const Error& error) {
@@ -52,6 +52,20 @@ Premixes validate_all(std::span<const PremixArgs> args, size_t count, const Vali
     }
   }
   return all;
+}
+
+// Throws where a premix writes what another one reads or writes. `outputs`: of each premix.
+template <class Outputs>
+void check_apart(std::span<const PremixArgs> args, const Outputs& outputs) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    for (size_t j = 0; j < args.size(); ++j) {
+      for (const Named& output : outputs(i)) {
+        if (i == j) continue;
+        check_no_alias({output}, {{"x of another premix", &args[j].x}, {"w of another premix", &args[j].w}});
+        for (const Named& other : outputs(j)) check_no_alias({output}, {{"an output of another premix", other.view}});
+      }
+    }
+  }
 }
 
 void run(const Premixes& all, const Plan& plan, void* workspace, const Executor& executor) {
@@ -83,13 +97,17 @@ Plan plan_premix_backward(std::span<const PremixArgs> args, const DeviceInfo& de
 
 void premix_forward(std::span<const PremixArgs> args, std::span<const TensorView> ys, const Plan& plan, void* workspace,
                     const Executor& executor) {
-  run(validate_all(args, ys.size(), [&](size_t i) { return validate(args[i], &ys[i]); }), plan, workspace, executor);
+  const Premixes all = validate_all(args, ys.size(), [&](size_t i) { return validate(args[i], &ys[i]); });
+  check_apart(args, [&](size_t i) { return std::array{Named{"y", &ys[i]}}; });
+  run(all, plan, workspace, executor);
 }
 
 void premix_backward(std::span<const PremixArgs> args, std::span<const PremixGradients> gradients, const Plan& plan,
                      void* workspace, const Executor& executor) {
   const auto one = [&](size_t i) { return validate(args[i], &gradients[i].dy, &gradients[i].dx, &gradients[i].dw); };
-  run(validate_all(args, gradients.size(), one), plan, workspace, executor);
+  const Premixes all = validate_all(args, gradients.size(), one);
+  check_apart(args, [&](size_t i) { return std::array{Named{"dx", &gradients[i].dx}, Named{"dw", &gradients[i].dw}}; });
+  run(all, plan, workspace, executor);
 }
 
 Plan plan_premix_forward(const PremixArgs& args, const DeviceInfo& device) {

@@ -220,6 +220,11 @@ Plan make_plan(std::span<const PremixProblem> problems, const DeviceInfo& device
   std::vector<Plan> plans;
   const Implementation* last = registry.data();
   for (const PremixProblem& problem : problems) {
+    if (problem.backend != problems[0].backend) {
+      throw Error(ErrorCode::kInvalidArgument, "backend",
+                  fmt::format("got {} and {}, expected the same for all premixes of a call",
+                              backend_name(problems[0].backend), backend_name(problem.backend)));
+    }
     plans.push_back(make_plan(problem, device, registry));
     last = std::max(last, &find_implementation(registry, plans.back().backend));
   }
@@ -235,7 +240,7 @@ Plan make_plan(std::span<const PremixProblem> problems, const DeviceInfo& device
     all.workspace_bytes = std::max(all.workspace_bytes, plan.workspace_bytes);
   }
   const bool together = last->plan_premixes != nullptr && last->plan_premixes(problems, device, all);
-  all.reasons.push_back(fmt::format("{} premixes {}", problems.size(), together ? "in one launch" : "in turn"));
+  all.reasons.push_back(fmt::format("{} premixes, {}", problems.size(), together ? "planned as one" : "in turn"));
   return all;
 }
 

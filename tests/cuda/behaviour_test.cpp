@@ -84,7 +84,8 @@ TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
   }
 }
 
-// Keys that no row sees hold NaN, in the same tiles as keys that rows do see.
+// Keys that no row sees hold NaN, beside keys that rows do see. dq is not looked at: on tensor cores a NaN that stands
+// in a tile of visible keys reaches it (docs/numerics.md).
 TEST(CudaBehaviour, KeysOutsideEveryIntervalNeverCount) {
   for (const DType dtype : kDtypes) {
     for (const HeadMode mode : {HeadMode::kPlain, HeadMode::kJoint}) {

@@ -84,7 +84,7 @@ def test_opcheck_premix(case):
 
 @pytest.mark.parametrize("case", ["plain", "rope", "packed", "bshd"])
 def test_opcheck_premix_qkv(case):
-    """Queries of more heads than keys, and fewer of them."""
+    """Queries of more heads than keys and values."""
 
     def inputs(grad):
         q, w_q, cos, sin, cu, _, *options = premix_inputs(case, grad)

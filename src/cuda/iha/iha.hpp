@@ -1,6 +1,6 @@
 // Premix and collapse on tensor cores, for fp16 and bf16: what the CUDA backends launch.
 // Called by cuda_mma's run functions. Which problems are served, and how large a workspace must be, says schedule.hpp.
-// A call only launches kernels on `stream`; `workspace` is 256-byte aligned device memory.
+// A call only launches kernels on `stream`; `workspace` is 64-byte aligned device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -98,11 +98,12 @@ inline bool add_runs(ContractPlan& plan, std::span<const MixShape> shapes, int j
 inline std::optional<ContractPlan> plan_contract(std::span<const MixShape> shapes, Products makes,
                                                  const Limits& limits) {
   std::vector<ContractJob> jobs;
-  bool together = true;
+  MixShape widest;  // its heads choose the kernel, whose registers bound the wide rows of every job
   for (size_t j = 0; j < shapes.size(); ++j) {
     jobs.push_back({static_cast<int>(j), 0, shapes[j].wide, 0, shapes[j].heads, 0, 0});
-    together = together && (!makes.gradient || shapes[j].wide <= contract_max_wide(shapes[j].heads));
+    widest = MixShape::widest(widest, shapes[j]);
   }
+  const bool together = !makes.gradient || widest.wide <= contract_max_wide(widest.heads);
   ContractPlan plan;
   if (together && add_launch(plan, shapes, makes, std::move(jobs), limits)) return plan;
   for (size_t j = 0; j < shapes.size(); ++j) {
@@ -152,7 +153,7 @@ inline bool supports(const CollapseProblem& problem, const Limits& limits) {
   return find_expand_layout(shape, limits.shared_bytes) && plan_contract({&shape, 1}, {false, true}, limits);
 }
 
-// Workspace, 256-byte aligned, of a backward call over these problems at once (all supported).
+// Workspace, 64-byte aligned, of a backward call over these problems at once (all supported).
 inline int64_t premix_backward_workspace_bytes(std::span<const PremixProblem> problems, const Limits& limits) {
   std::vector<MixShape> shapes;
   for (const PremixProblem& p : problems) shapes.push_back(MixShape::of(p));

@@ -1,7 +1,7 @@
 // The cuda_naive backend: every op and option on CUDA cores, deterministic; the oracle on the device.
 // Called by the CUDA registry and by the tests of faster kernels. Pointers are device memory, or host memory that the
 // device can read; a call only launches kernels on `stream`: no allocation, no synchronisation. `workspace` holds at
-// least the bytes that the op's function of workspace.hpp returns, 256-byte aligned.
+// least the bytes that the op's function of workspace.hpp returns, 64-byte aligned.
 #pragma once
 
 #include <cuda_runtime_api.h>
