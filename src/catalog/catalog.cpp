@@ -30,6 +30,13 @@ constexpr Support mma_attention(Op op, int32_t capability, uint32_t dtypes, uint
           kWholeContract,    strategies, kMmaMaxHeadDim,    kMmaHeadDimMultiple};
 }
 
+constexpr Support mma_split_d(Op op, int32_t capability, uint32_t dtypes, uint32_t strategies) {
+  Support support = mma_attention(op, capability, dtypes, strategies);
+  support.max_head_dim = kMaxHeadDim;
+  support.min_head_dim = kMmaSplitDMinHeadDim;
+  return support;
+}
+
 constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
   return {Backend::kCudaMma, op, DeviceKind::kCuda, capability,          dtypes,
           kMixFeatures,      0,  kMaxHeadDim,       kMmaHeadDimMultiple, kMmaMaxMixedHeads,
@@ -47,9 +54,13 @@ constexpr std::array kSupports{
     row(Backend::kCpu, Op::kKvCacheForward, kFloats, kCacheContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     mma_attention(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitQ)),
+    mma_split_d(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitD)),
     mma_attention(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitQ)),
+    mma_split_d(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitD)),
     mma_attention(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
+    mma_split_d(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
     mma_attention(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
+    mma_split_d(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
     mma_mix(Op::kPremixForward, kAmpere, kMmaDtypes),
     mma_mix(Op::kPremixForward, kTuring, kMmaFloat16Bit),
     mma_mix(Op::kPremixBackward, kAmpere, kMmaDtypes),
