@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _DEVICE = "cuda"
-_MULTIPLE, _LARGEST = 8, 256  # head dims of cuda_mma
+_MULTIPLE = 8  # of the head dims of cuda_mma, up to the 1024 of every backend
 _warned = False
 
 
@@ -30,14 +30,12 @@ def warn_of_padding(q: Tensor, v: Tensor, backend: str, stacklevel: int = 2) -> 
 
 
 def _served(dim: int) -> bool:
-    return dim % _MULTIPLE == 0 and dim <= _LARGEST
+    return dim % _MULTIPLE == 0
 
 
 def _text(D: int, Dv: int) -> str:
     slow = f"head dim {D}" if D == Dv else f"head dims {D} of q and k and {Dv} of v"
     slow += " has no tensor-core kernel" if D == Dv else " have no tensor-core kernel"
-    if max(D, Dv) > _LARGEST:
-        return f"{slow} (they end at {_LARGEST}), so the slow backend cuda_naive serves this call"
     steps = []
     if not _served(D):
         steps.append(f"pad q and k with zeros to {_padded(D)} and pass scale={D} ** -0.5")

@@ -44,6 +44,13 @@ constexpr Support mma_decode(Op op, int32_t capability, uint32_t dtypes) {
           kMmaHeadDimMultiple};
 }
 
+constexpr Support mma_split_d(Op op, int32_t capability, uint32_t dtypes, uint32_t strategies) {
+  Support support = mma_attention(op, capability, dtypes, strategies);
+  support.max_head_dim = kMaxHeadDim;
+  support.min_head_dim = kMmaSplitDMinHeadDim;
+  return support;
+}
+
 constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
   return {Backend::kCudaMma, op, DeviceKind::kCuda, capability,          dtypes,
           kMixFeatures,      0,  kMaxHeadDim,       kMmaHeadDimMultiple, kMmaMaxMixedHeads,
@@ -61,11 +68,15 @@ constexpr std::array kSupports{
     row(Backend::kCpu, Op::kKvCacheForward, kFloats, kCacheContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     mma_attention(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitQ)),
+    mma_split_d(Op::kAttentionForward, kAmpere, kMmaDtypes, bit(Strategy::kSplitD)),
     mma_attention(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitQ)),
+    mma_split_d(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitD)),
     mma_decode(Op::kAttentionForward, kAmpere, kMmaDtypes),
     mma_decode(Op::kAttentionForward, kTuring, kMmaFloat16Bit),
     mma_attention(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
+    mma_split_d(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
     mma_attention(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
+    mma_split_d(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
     mma_mix(Op::kPremixForward, kAmpere, kMmaDtypes),
     mma_mix(Op::kPremixForward, kTuring, kMmaFloat16Bit),
     mma_mix(Op::kPremixBackward, kAmpere, kMmaDtypes),

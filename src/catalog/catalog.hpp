@@ -42,6 +42,7 @@ struct Support {
   int64_t head_dim_multiple;
   int64_t max_mixed_heads = 0;  // premix and collapse: source heads, and pseudo-heads; 0: any number
   int64_t max_pseudo_heads = 0;
+  int64_t min_head_dim = 1;  // of the larger of the two
 };
 
 // Every implementation that plait has, in the order in which kAuto tries them (reference last, never chosen by kAuto).
@@ -61,6 +62,9 @@ constexpr int head_dim_bucket(int64_t head_dim) {
   while (kMmaHeadDims[index] < head_dim) ++index;
   return kMmaHeadDims[index];
 }
+// Above the buckets cuda_mma's attention is split_d, if it is built: from kMmaSplitDMinHeadDim to kMaxHeadDim.
+inline constexpr bool kMmaSplitD = kMmaMaxHeadDim == 256;
+inline constexpr int64_t kMmaSplitDMinHeadDim = (kMmaSplitD ? kMmaMaxHeadDim : kMaxHeadDim) + kMmaHeadDimMultiple;
 inline constexpr int64_t kMmaMaxMixedHeads = 64;
 inline constexpr int64_t kMmaMaxPseudoHeads = 16;
 // Turing has the tensor-core instructions for float16 only.

@@ -2,6 +2,7 @@
 // Called by api/ through make_plan(); pure, touches no device and no tensor.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "catalog/catalog.hpp"
@@ -94,9 +95,10 @@ std::string supported_text(const catalog::Support& support) {
   }
   const int64_t step = support.head_dim_multiple;
   return fmt::format("{} on {}; head dims {} to {}{}; {}; strategies: auto{}{}", joined(dtypes),
-                     device_kind_name(support.device), step, support.max_head_dim,
-                     step > 1 ? fmt::format(" in multiples of {}", step) : "", joined(names_of(support.features)),
-                     strategies.empty() ? "" : ", ", strategies.empty() ? "" : joined(strategies));
+                     device_kind_name(support.device), (support.min_head_dim + step - 1) / step * step,
+                     support.max_head_dim, step > 1 ? fmt::format(" in multiples of {}", step) : "",
+                     joined(names_of(support.features)), strategies.empty() ? "" : ", ",
+                     strategies.empty() ? "" : joined(strategies));
 }
 
 std::vector<std::string> missing_from(const catalog::Support& support, const Requirement& need,
@@ -113,6 +115,8 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
       missing.push_back(fmt::format("head dim {}", dim));
     if (need.head_dim_v == need.head_dim) break;
   }
+  if (const int64_t dim = std::max(need.head_dim, need.head_dim_v); dim < support.min_head_dim)
+    missing.push_back(fmt::format("head dim {}", dim));
   if (support.max_mixed_heads > 0 && need.mixed_heads > support.max_mixed_heads)
     missing.push_back(fmt::format("{} heads (at most {})", need.mixed_heads, support.max_mixed_heads));
   if (support.max_pseudo_heads > 0 && need.pseudo_heads > support.max_pseudo_heads)
@@ -163,9 +167,9 @@ const catalog::Support& choose(const Requirement& need, const DeviceInfo& device
       reason = asked ? "backend: asked for" : "backend: the first of the catalog that serves the call";
       return support;
     }
-    // A backend's row for older GPUs adds nothing where the row before it lacks the same.
+    // A backend's row adds nothing where it lacks what the row before it lacks, and perhaps more.
     const std::string lacks = fmt::format("{} {}", backend_name(support.backend), joined(missing));
-    if (lacks == last) continue;
+    if (!last.empty() && lacks.starts_with(last)) continue;
     last = lacks;
     candidates += fmt::format("supported by {}: {}. missing: {}. ", backend_name(support.backend),
                               supported_text(support), joined(missing));

@@ -7,11 +7,13 @@
 #include <algorithm>
 
 #include "catalog/catalog.hpp"
+#include "catalog/mma_split_d_tiles.hpp"
 #include "catalog/mma_tiles.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
 #include "cuda/mma/backward/workspace.hpp"
 #include "cuda/mma/decode/workspace.hpp"
+#include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
 
 namespace plait::cuda {
@@ -45,6 +47,45 @@ void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device
                                 : "dq is added up in fp32 by all key tiles");
 }
 
+bool is_split_d(const AttentionProblem& problem) {
+  return std::max(problem.head_dim, problem.head_dim_v) >= catalog::kMmaSplitDMinHeadDim;
+}
+
+// Sends a head dim of which no tile fits the device to cuda_naive, or refuses where cuda_mma or split_d was asked for.
+void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const int64_t smem = device.smem_per_block_bytes, dim = std::max(problem.head_dim, problem.head_dim_v);
+  const bool forward = problem.op == Op::kAttentionForward;
+  const catalog::SplitDTile* tile =
+      forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
+  const catalog::SplitDBackwardTile* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
+  if (tile == nullptr && backward == nullptr) {
+    const std::string why = fmt::format("split_d of cuda_mma has no tile of head dims {} and {} for {} KB",
+                                        problem.head_dim, problem.head_dim_v, smem / 1024);
+    if (problem.backend == Backend::kCudaMma || problem.strategy == Strategy::kSplitD) {
+      throw Error(ErrorCode::kUnsupported, problem.backend == Backend::kCudaMma ? "backend" : "strategy",
+                  why + " of shared memory; use backend and strategy auto, or cuda_naive");
+    }
+    plan.backend = Backend::kCudaNaive;
+    plan.reasons.push_back(why + " of shared memory");
+    return;
+  }
+  plan.reasons.push_back(fmt::format("split_d: a head dim of {} is above {}, so the warps of a block share it out", dim,
+                                     catalog::kMmaMaxHeadDim));
+  if (forward) {
+    plan.strategy = Strategy::kSplitD;
+    plan.tile_m = tile->rows;
+    plan.tile_n = tile->keys;
+    plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
+                                       problem.head_dim, problem.head_dim_v, tile->out_dim,
+                                       tile->smem_bytes(problem.head_dim) / 1024, smem / 1024));
+  } else {
+    plan.tile_m = backward->stream;
+    plan.tile_n = backward->resident;
+    plan.workspace_bytes = mma::split_d_backward_workspace_bytes(problem);
+    plan.reasons.emplace_back("dq has a kernel of its own, so nothing is added in random order");
+  }
+}
+
 // cuda_mma's kernels hold the weights of all heads at once, which the catalog's columns cannot say. Sends what does not
 // fit to cuda_naive, or refuses where cuda_mma was asked for.
 template <class Problem>
@@ -62,16 +103,35 @@ bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   return false;
 }
 
+// cuda_mma counts the rows and keys of a sequence in 32 bits. Sends longer ones to cuda_naive, or refuses where
+// cuda_mma or a strategy of its own was asked for.
+void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
+  constexpr int64_t kMostRows = int64_t{1} << 30;
+  const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
+  if (plan.backend != Backend::kCudaMma || rows <= kMostRows) return;
+  const std::string why = fmt::format("{} rows or keys of a head are more than cuda_mma counts ({})", rows, kMostRows);
+  const bool strategy_free = problem.strategy == Strategy::kAuto || problem.strategy == Strategy::kSplitQ;
+  if (problem.backend == Backend::kCudaMma || !strategy_free || problem.split_size > 0) {
+    throw Error(ErrorCode::kUnsupported, problem.backend == Backend::kCudaMma ? "backend" : "strategy",
+                why + "; use backend and strategy auto, or cuda_naive");
+  }
+  plan.backend = Backend::kCudaNaive;
+  plan.reasons.push_back(why);
+}
+
 }  // namespace
 
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const bool forward = problem.op == Op::kAttentionForward;
-  if (forward && plan.backend == Backend::kCudaMma) mma::choose_split(problem, device, plan);
+  send_long_sequences_away(problem, plan);
+  const bool split_d = plan.backend == Backend::kCudaMma && is_split_d(problem);
+  if (split_d) plan_split_d(problem, device, plan);
+  if (forward && !split_d && plan.backend == Backend::kCudaMma) mma::choose_split(problem, device, plan);
   if (forward && plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
   if (plan.strategy == Strategy::kSplitKv) {
     mma::plan_decode(problem, device, plan);
   } else if (plan.backend == Backend::kCudaMma) {
-    (forward ? plan_mma_forward : plan_mma_backward)(problem, device, plan);
+    if (!split_d) (forward ? plan_mma_forward : plan_mma_backward)(problem, device, plan);
   } else {
     plan.tile_m = plan.tile_n = naive::kTile;
     plan.workspace_bytes = forward ? 0 : naive::attention_backward_workspace_bytes(problem);

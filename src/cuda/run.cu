@@ -4,15 +4,16 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "catalog/catalog.hpp"
+#include "catalog/mma_split_d_tiles.hpp"
 #include "cuda/aux/aux.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/iha.hpp"
 #include "cuda/mma/backward/backward.hpp"
 #include "cuda/mma/decode/decode.hpp"
 #include "cuda/mma/prefill/prefill.hpp"
+#include "cuda/mma/split_d/split_d.hpp"
 #include "cuda/naive/naive.hpp"
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
@@ -22,22 +23,59 @@ namespace {
 
 Stream stream_of(const Executor& executor) { return static_cast<Stream>(executor.stream); }
 
-// Calls launch<T, bucket>() for the head dims of this build.
-template <class T, size_t... index, class Launch>
-void launch_for(int bucket, std::index_sequence<index...>, const Launch& launch) {
-  ((catalog::kMmaHeadDims[index] == bucket ? launch.template operator()<T, catalog::kMmaHeadDims[index]>() : void()),
-   ...);
+[[noreturn]] void refuse_variant() {
+  throw Error(ErrorCode::kInternal, "backend",
+              "the plan takes cuda_mma, which this build lacks for the dtype or head dim");
 }
 
-template <class Launch>
-void launch_variant(const AttentionProblem& problem, const Launch& launch) {
-  constexpr auto kBuckets = std::make_index_sequence<catalog::kMmaHeadDims.size()>();
-  const int bucket = catalog::head_dim_bucket(std::max(problem.head_dim, problem.head_dim_v));
+// Calls launch<T, bucket>() for the first bucket of kBuckets that holds head_dim.
+template <class T, auto kBuckets, size_t kIndex = 0, class Launch>
+void launch_for(int64_t head_dim, const Launch& launch) {
+  if constexpr (kIndex < kBuckets.size()) {
+    if (head_dim <= kBuckets[kIndex]) return launch.template operator()<T, kBuckets[kIndex]>();
+    launch_for<T, kBuckets, kIndex + 1>(head_dim, launch);
+  } else {
+    refuse_variant();
+  }
+}
+
+template <auto kBuckets, class Launch>
+void launch_variant(const AttentionProblem& problem, int64_t head_dim, const Launch& launch) {
   if constexpr (catalog::kMmaFloat16) {
-    if (problem.dtype == DType::kFloat16) launch_for<__half>(bucket, kBuckets, launch);
+    if (problem.dtype == DType::kFloat16) return launch_for<__half, kBuckets>(head_dim, launch);
   }
   if constexpr (catalog::kMmaBFloat16) {
-    if (problem.dtype == DType::kBFloat16) launch_for<__nv_bfloat16>(bucket, kBuckets, launch);
+    if (problem.dtype == DType::kBFloat16) return launch_for<__nv_bfloat16, kBuckets>(head_dim, launch);
+  }
+  refuse_variant();
+}
+
+int64_t larger_head_dim(const AttentionProblem& problem) { return std::max(problem.head_dim, problem.head_dim_v); }
+
+void run_mma_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem, Stream stream) {
+  if (larger_head_dim(problem) < catalog::kMmaSplitDMinHeadDim) {
+    launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
+      mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, stream);
+    });
+  } else {
+    launch_variant<catalog::kSplitDBuckets>(problem, problem.head_dim_v, [&]<class T, int kOutDim>() {
+      if constexpr (catalog::kMmaSplitD) mma::launch_split_d_forward<T, kOutDim>(problem, tensors, smem, stream);
+    });
+  }
+}
+
+void run_mma_backward(const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace, int64_t smem,
+                      Stream stream) {
+  if (larger_head_dim(problem) < catalog::kMmaSplitDMinHeadDim) {
+    launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
+      mma::launch_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
+    });
+  } else {
+    launch_variant<catalog::kSplitDBackwardBuckets>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
+      if constexpr (catalog::kMmaSplitD) {
+        mma::launch_split_d_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
+      }
+    });
   }
 }
 
@@ -49,7 +87,7 @@ bool is_empty(const AttentionProblem& problem) {
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
 void run_decode(const Plan& plan, const mma::DecodeLayout& layout, const AttentionProblem& problem,
                 const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
-  launch_variant(problem, [&]<class T, int kHeadDim>() {
+  launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
     mma::launch_decode<T, kHeadDim>(layout, problem, tensors, cache_rows, workspace, plan.device.compute_capability,
                                     stream);
   });
@@ -75,12 +113,9 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
     const mma::DecodeLayout layout(problem, plan.device);
     run_decode(plan, layout, problem, mma::launch_prepare(layout, tensors, workspace, stream), 0, workspace, stream);
   } else if (forward) {
-    launch_variant(problem,
-                   [&]<class T, int kHeadDim>() { mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, stream); });
+    run_mma_forward(problem, tensors, smem, stream);
   } else {
-    launch_variant(problem, [&]<class T, int kHeadDim>() {
-      mma::launch_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
-    });
+    run_mma_backward(problem, tensors, workspace, smem, stream);
     // delta comes first in the workspace.
     if (problem.has_sinks) aux::launch_dsinks(problem, tensors, static_cast<const float*>(workspace), stream);
   }

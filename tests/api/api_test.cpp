@@ -99,6 +99,64 @@ TEST(Api, NullWorkspaceAndForeignDevicesAreRefused) {
   EXPECT_THROW(plan_attention_forward(call.args, none), Error);
 }
 
+// bfloat16 tensors of a GPU that need not exist: planning reads no element.
+AttentionBackwardArgs on_gpu(int64_t head_dim, int64_t head_dim_v) {
+  const auto view = [](std::initializer_list<int64_t> shape, DType dtype) {
+    TensorView tensor = TensorView::contiguous(reinterpret_cast<void*>(uintptr_t{256}), dtype, shape);
+    tensor.device = {DeviceKind::kCuda, 0};
+    return tensor;
+  };
+  AttentionBackwardArgs args;
+  args.forward.q = args.forward.k = view({1, 2, 100, head_dim}, DType::kBFloat16);
+  args.forward.v = args.out = args.dout = view({1, 2, 100, head_dim_v}, DType::kBFloat16);
+  args.lse = view({1, 2, 100}, DType::kFloat32);
+  return args;
+}
+
+TEST(Api, LargeHeadDimsArePlannedAsSplitD) {
+  for (const int64_t dim : {264, 512, 1024}) {
+    const AttentionBackwardArgs args = on_gpu(dim, dim);
+    const Plan forward = plan_attention_forward(args.forward, DeviceInfo::by_name("h200"));
+    EXPECT_EQ(forward.backend, Backend::kCudaMma);
+    EXPECT_EQ(forward.strategy, Strategy::kSplitD);
+    EXPECT_NE(forward.explain().find("split_d: a head dim of"), std::string::npos) << forward.explain();
+    EXPECT_EQ(forward.workspace_bytes, 0);
+    const Plan backward = plan_attention_backward(args, DeviceInfo::by_name("a100"));
+    EXPECT_EQ(backward.backend, Backend::kCudaMma);
+    EXPECT_GE(backward.workspace_bytes, 3 * 2 * 100 * 4);  // delta and RowPairs
+  }
+  EXPECT_EQ(plan_attention_forward(on_gpu(64, 512).forward, DeviceInfo::by_name("h200")).strategy, Strategy::kSplitD);
+  EXPECT_EQ(plan_attention_forward(on_gpu(256, 256).forward, DeviceInfo::by_name("h200")).strategy, Strategy::kSplitQ);
+}
+
+TEST(Api, LargeHeadDimsWithoutATileGoToTheNaiveBackend) {
+  AttentionBackwardArgs args = on_gpu(1024, 1024);
+  const DeviceInfo small = DeviceInfo::by_name("l4");
+  const Plan plan = plan_attention_forward(args.forward, small);
+  EXPECT_EQ(plan.backend, Backend::kCudaNaive);
+  EXPECT_EQ(plan.strategy, Strategy::kSplitQ);
+  EXPECT_NE(plan.explain().find("has no tile of head dims 1024 and 1024 for 99 KB"), std::string::npos)
+      << plan.explain();
+  EXPECT_EQ(plan_attention_backward(args, small).backend, Backend::kCudaNaive);
+  args.forward.options.strategy = Strategy::kSplitD;
+  EXPECT_THROW(plan_attention_forward(args.forward, small), Error);
+  EXPECT_NO_THROW(plan_attention_forward(args.forward, DeviceInfo::by_name("h200")));
+  args.forward.options.strategy = Strategy::kAuto, args.forward.options.backend = Backend::kCudaMma;
+  EXPECT_THROW(plan_attention_forward(args.forward, small), Error);
+  EXPECT_THROW(plan_attention_backward(args, small), Error);
+}
+
+TEST(Api, StrategiesOfOtherHeadDimsAreRefused) {
+  AttentionArgs args = on_gpu(128, 128).forward;
+  args.options.strategy = Strategy::kSplitD;
+  EXPECT_THROW(plan_attention_forward(args, DeviceInfo::by_name("h200")), Error);
+  args = on_gpu(512, 512).forward;
+  args.options.strategy = Strategy::kSplitQ;
+  EXPECT_EQ(plan_attention_forward(args, DeviceInfo::by_name("h200")).backend, Backend::kCudaNaive);
+  args.options.backend = Backend::kCudaMma;
+  EXPECT_THROW(plan_attention_forward(args, DeviceInfo::by_name("h200")), Error);
+}
+
 TEST(Api, VersionIsThatOfTheProject) { EXPECT_EQ(std::string(version()).find("0."), 0u); }
 
 }  // namespace

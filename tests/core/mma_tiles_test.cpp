@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_backward_tiles.hpp"
 #include "catalog/mma_decode_tiles.hpp"
+#include "catalog/mma_split_d_tiles.hpp"
 #include "cuda/tile/swizzle.hpp"
 
 namespace plait {
@@ -65,6 +67,40 @@ TEST(HeadDimBuckets, AreTheSmallestThatHoldTheHeadDim) {
     EXPECT_GE(bucket, dim);
     for (const int other : catalog::kMmaHeadDims) EXPECT_TRUE(other < dim || other >= bucket);
   }
+}
+
+TEST(SplitDTiles, AreTheFirstThatFit) {
+  for (const int64_t limit : kSmemLimits) {
+    for (int64_t dim = 8; dim <= catalog::kSplitDMaxHeadDim; dim += 8) {
+      for (const int64_t dim_v : {int64_t{64}, dim, catalog::kSplitDMaxHeadDim}) {
+        const catalog::SplitDTile* tile = catalog::split_d_tile(dim, dim_v, limit);
+        for (const catalog::SplitDTile& other : catalog::split_d_tiles(dim_v)) {
+          if (tile != nullptr && other == *tile) break;
+          EXPECT_GT(other.smem_bytes(dim), limit) << dim << " " << dim_v;
+        }
+        if (tile == nullptr) continue;
+        EXPECT_GE(tile->out_dim, dim_v);
+        EXPECT_LE(tile->smem_bytes(dim), limit);
+        EXPECT_EQ(tile->row_warps() * tile->key_warps() * tile->slices(), catalog::kSplitDWarps);
+      }
+      const catalog::SplitDBackwardTile* backward = catalog::split_d_backward_tile(dim, limit);
+      if (backward == nullptr) continue;
+      EXPECT_GE(backward->head_dim, dim);
+      EXPECT_LE(std::max(backward->smem_bytes(true), backward->smem_bytes(false)), limit);
+    }
+  }
+}
+
+TEST(SplitDTiles, CoverEveryHeadDimFromAmpereDataCentreGpusOn) {
+  for (const int64_t limit : {163 * kKib, 227 * kKib}) {
+    for (int64_t dim = 8; dim <= catalog::kSplitDMaxHeadDim; dim += 8) {
+      EXPECT_NE(catalog::split_d_tile(dim, dim, limit), nullptr) << dim;
+      EXPECT_NE(catalog::split_d_tile(dim, catalog::kSplitDMaxHeadDim, limit), nullptr) << dim;
+      EXPECT_NE(catalog::split_d_backward_tile(dim, limit), nullptr) << dim;
+    }
+  }
+  EXPECT_NE(catalog::split_d_tile(512, 512, 64 * kKib), nullptr);
+  EXPECT_EQ(catalog::split_d_tile(1024, 1024, 99 * kKib), nullptr);
 }
 
 // ldmatrix reads 16 bytes at the same chunk of eight consecutive rows at once: they must lie in eight different groups

@@ -90,7 +90,8 @@ TEST(Plan, GpusGetTensorCoresWhereTheyCanBeUsed) {
   for (const char* gpu : {"a100", "a10", "l4", "rtx4090", "h200"}) {
     EXPECT_EQ(backend(DType::kBFloat16, 128, gpu), Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 256, gpu), Backend::kCudaMma) << gpu;
-    EXPECT_EQ(backend(DType::kFloat16, 264, gpu), Backend::kCudaNaive) << gpu;
+    EXPECT_EQ(backend(DType::kFloat16, 264, gpu), Backend::kCudaMma) << gpu;
+    EXPECT_EQ(backend(DType::kFloat16, 300, gpu), Backend::kCudaNaive) << gpu;
     EXPECT_EQ(backend(DType::kBFloat16, 100, gpu), Backend::kCudaNaive) << gpu;
     EXPECT_EQ(backend(DType::kFloat32, 64, gpu), Backend::kCudaNaive) << gpu;
   }

@@ -61,10 +61,11 @@ TEST(CudaAttention, HeadDims) {
   std::vector<GpuCase> cases;
   uint64_t seed = 1000;
   std::vector<std::pair<int, int>> dims{
-      {1, 1},     {7, 5},     {17, 33},   {65, 64},   {129, 128}, {257, 130},  {8, 8},     {16, 16},   {24, 24},
-      {32, 32},   {40, 40},   {64, 64},   {72, 72},   {80, 80},   {96, 96},    {104, 104}, {128, 128}, {136, 136},
-      {160, 160}, {192, 192}, {200, 200}, {248, 248}, {256, 256}, {264, 264},  {192, 128}, {64, 128},  {128, 64},
-      {32, 256},  {256, 32},  {96, 8},    {512, 512}, {576, 512}, {1024, 1024}};
+      {1, 1},     {7, 5},     {17, 33},     {65, 64},   {129, 128}, {257, 130},   {8, 8},     {16, 16},   {24, 24},
+      {32, 32},   {40, 40},   {64, 64},     {72, 72},   {80, 80},   {96, 96},     {104, 104}, {128, 128}, {136, 136},
+      {160, 160}, {192, 192}, {200, 200},   {248, 248}, {256, 256}, {264, 264},   {192, 128}, {64, 128},  {128, 64},
+      {32, 256},  {256, 32},  {96, 8},      {512, 512}, {576, 512}, {1024, 1024}, {320, 320}, {384, 384}, {520, 520},
+      {640, 640}, {768, 768}, {1000, 1000}, {8, 1024},  {1024, 64}, {320, 640}};
   for (const auto& [dim, dim_v] : dims) {
     for (const DType dtype : kDtypes) {
       for (const bool deterministic : {false, true}) {
@@ -74,6 +75,31 @@ TEST(CudaAttention, HeadDims) {
         c.problem.out_float32 = dtype != DType::kFloat32 && seed % 3 == 0;
         c.layout = seed % 2 == 0 ? Layout::kBshd : Layout::kBhsd;
         c.problem.strides = seed % 2 == 0 ? Strides::kBshd : Strides::kBhsd;
+        cases.push_back(c);
+        ++seed;
+      }
+    }
+  }
+  check_all(cases);
+}
+
+// What split_d has kernels of its own for, beside head dims: masks, modes, packed sequences, grouped heads.
+TEST(CudaAttention, LargeHeadDims) {
+  std::vector<GpuCase> cases;
+  uint64_t seed = 1500;
+  for (const int64_t dim : {264, 320, 384, 512, 640, 768, 1024}) {
+    for (const HeadMode mode : {HeadMode::kPlain, HeadMode::kJoint, HeadMode::kInterleaved}) {
+      for (const Mask& mask : kMasks) {
+        const int64_t pseudo = mode == HeadMode::kPlain ? 1 : 2;
+        GpuCase c = make(fmt::format("D {} mode {}", dim, static_cast<int>(mode)), seed, kDtypes[seed % 2],
+                         sizes(2, 4, 2, 131 / pseudo, 197 / pseudo, dim, dim));
+        set(c, mask);
+        AttentionProblem& p = c.problem.problem;
+        p.mode = mode, p.pseudo_heads = pseudo;
+        p.has_sinks = seed % 3 == 1, p.softcap = seed % 4 == 0 ? 3.0 : 0.0;
+        if (seed % 5 == 2) c.problem.q_lens = {65, 0, 30, 1}, c.problem.kv_lens = {90, 12, 0, 33}, c.problem.q_tail = 5;
+        c.problem.strides = kStrides[seed % 3], c.misaligned = seed % 7 == 0;
+        c.external = seed % 6 == 0, c.dlse = seed % 8 != 1;
         cases.push_back(c);
         ++seed;
       }
@@ -205,7 +231,7 @@ TEST(CudaAttention, AccuracyBars) {
   uint64_t seed = 7000;
   for (const DType dtype : kDtypes) {
     for (const double gain : {1.0, 4.0}) {
-      for (const int64_t dim : {32, 64, 96, 128, 192, 256}) {
+      for (const int64_t dim : {32, 64, 96, 128, 192, 256, 512, 1024}) {
         for (const bool causal : {false, true}) {
           GpuCase c = make(fmt::format("bars: gain {} D {} causal {}", gain, dim, causal), ++seed, dtype,
                            sizes(1, 2, 1, 256, 2048, dim, dim));

@@ -21,7 +21,7 @@ void for_each_target(DType dtype, int64_t dim, const std::function<void(const Cu
 TEST(CudaBehaviour, BitEqualRunToRun) {
   std::vector<GpuCase> cases;
   for (const DType dtype : kDtypes) {
-    for (const int64_t dim : {32, 64, 96, 128, 192, 256, 80, 40}) {
+    for (const int64_t dim : {32, 64, 96, 128, 192, 256, 80, 40, 320, 1000}) {
       for (const HeadMode mode : {HeadMode::kPlain, HeadMode::kJoint, HeadMode::kInterleaved}) {
         GpuCase c;
         c.problem.problem = sizes(1, 8, 2, 300, 400, dim, dim);

@@ -61,6 +61,15 @@ TEST(CudaSmall, mma_decode) {
   check_all(cases);
 }
 
+TEST(CudaSmall, mma_split_d) {
+  check_all(small_cases({{DType::kFloat16, 264},
+                         {DType::kBFloat16, 384},
+                         {DType::kFloat16, 512},
+                         {DType::kBFloat16, 640},
+                         {DType::kFloat16, 768},
+                         {DType::kBFloat16, 1024}}));
+}
+
 void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int64_t count) {
   in_parallel(
       count, [&](int64_t seed) { fuzzer(static_cast<uint64_t>(seed), target); },

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "catalog/catalog.hpp"
+#include "catalog/mma_split_d_tiles.hpp"
 
 namespace plait::testing {
 
@@ -36,10 +37,12 @@ bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v) {
   const bool dtype_fits =
       (catalog::kMmaFloat16 && dtype == DType::kFloat16) ||
       (catalog::kMmaBFloat16 && dtype == DType::kBFloat16 && mma().device().compute_capability >= catalog::kAmpere);
-  const auto dim_fits = [](int64_t dim) {
-    return dim % catalog::kMmaHeadDimMultiple == 0 && dim <= catalog::kMmaMaxHeadDim;
-  };
-  return dtype_fits && dim_fits(head_dim) && dim_fits(head_dim_v);
+  const int64_t larger = std::max(head_dim, head_dim_v), smem = mma().device().smem_per_block_bytes;
+  if (!dtype_fits || head_dim % catalog::kMmaHeadDimMultiple != 0 || head_dim_v % catalog::kMmaHeadDimMultiple != 0)
+    return false;
+  if (larger <= catalog::kMmaMaxHeadDim) return true;
+  return larger >= catalog::kMmaSplitDMinHeadDim && catalog::split_d_tile(head_dim, head_dim_v, smem) != nullptr &&
+         catalog::split_d_backward_tile(larger, smem) != nullptr;
 }
 
 void in_parallel(int64_t count, const std::function<void(int64_t)>& body,

@@ -52,7 +52,7 @@ def test_the_padding_that_it_names_changes_nothing():
 @pytest.mark.parametrize(
     ("dims", "part", "other"),
     [((64, 20), "pad v with zeros to 24 and cut the output to 20", "pad q"), ((20, 64), "pad q and k", "pad v"),
-     ((512, 512), "they end at 256", "pad"), ((64, 300), "64 of q and k and 300 of v", "pad")],
+     ((508, 512), "pad q and k with zeros to 512", "pad v"), ((64, 300), "64 of q and k and 300 of v", "pad q")],
 )  # fmt: skip
 def test_it_names_only_what_helps(on_cpu, dims, part, other):
     (text,) = warned(attend(*qkv(*dims)))
@@ -61,8 +61,14 @@ def test_it_names_only_what_helps(on_cpu, dims, part, other):
 
 @pytest.mark.parametrize(
     "call",
-    [attend(*qkv(64)), attend(*qkv(256)), attend(*qkv(dtype=torch.float32)), attend(*qkv(), backend="cpu")],
-    ids=["64", "256", "float32", "backend"],
+    [
+        attend(*qkv(64)),
+        attend(*qkv(256)),
+        attend(*qkv(512)),
+        attend(*qkv(dtype=torch.float32)),
+        attend(*qkv(), backend="cpu"),
+    ],
+    ids=["64", "256", "512", "float32", "backend"],
 )
 def test_silent_where_there_is_nothing_to_say(on_cpu, call):
     assert warned(call) == []

@@ -107,21 +107,8 @@ void launch_chosen_tile(const catalog::BackwardTile& chosen, const AttentionProb
 template <class T, int kHeadDim>
 void launch_backward(const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace,
                      int64_t smem_limit_bytes, cudaStream_t stream) {
-  constexpr int64_t kMostRows = int64_t{1} << 30;  // rows and keys of a sequence are counted in 32 bits
-  const int64_t per = problem.rows_per_position(), rows = problem.seqlen_q * per, keys = problem.seqlen_kv * per;
-  if (rows > kMostRows || keys > kMostRows) {
-    throw Error(ErrorCode::kUnsupported, rows > kMostRows ? "q" : "k",
-                "has " + std::to_string(std::max(rows, keys)) + " softmax rows or keys per head, cuda_mma at most " +
-                    std::to_string(kMostRows));
-  }
-  const catalog::BackwardTile& tile = catalog::backward_tile(kHeadDim, smem_limit_bytes);
-  if (tile.smem_bytes() > smem_limit_bytes) {
-    throw Error(ErrorCode::kUnsupported, "device",
-                "has " + std::to_string(smem_limit_bytes) +
-                    " bytes of shared memory per block, the backward of head dim " + std::to_string(kHeadDim) +
-                    " on cuda_mma needs " + std::to_string(tile.smem_bytes()) + "; use backend cuda_naive");
-  }
-  launch_chosen_tile<T, kHeadDim>(tile, problem, tensors, workspace, stream);
+  launch_chosen_tile<T, kHeadDim>(catalog::backward_tile(kHeadDim, smem_limit_bytes), problem, tensors, workspace,
+                                  stream);
 }
 
 }  // namespace plait::cuda::mma

@@ -29,13 +29,6 @@ template <class T, int kHeadDim, int kChoice>
 void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, cudaStream_t stream) {
   constexpr catalog::PrefillTile kTile = catalog::prefill_tiles(kHeadDim)[kChoice];
   static_assert(sizeof(PrefillStorage<T, kTile>) == kTile.smem_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
-  constexpr int64_t kMostRows = int64_t{1} << 30;  // rows and keys of a sequence are counted in 32 bits
-  const int64_t rows = p.seqlen_q * p.rows_per_position(), keys = p.seqlen_kv * p.rows_per_position();
-  if (rows > kMostRows || keys > kMostRows) {
-    throw Error(ErrorCode::kUnsupported, rows > kMostRows ? "q" : "k",
-                "has " + std::to_string(std::max(rows, keys)) + " softmax rows or keys per head, cuda_mma at most " +
-                    std::to_string(kMostRows));
-  }
   const int64_t blocks = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (blocks == 0) return;
   const RowLayout k = row_layout(p, t.k, p.head_dim), v = row_layout(p, t.v, p.head_dim_v);

@@ -1,0 +1,204 @@
+// One block of the split_d backward: loads, scores by slices of the head dim, P and dS, gradients by columns.
+// Called by backward_kernel.cuh.
+#pragma once
+
+#include "cuda/mma/backward/block.cuh"
+#include "cuda/mma/backward/softmax.cuh"
+#include "cuda/mma/split_d/chunks.cuh"
+#include "cuda/mma/split_d/columns.cuh"
+#include "cuda/mma/split_d/exchange.cuh"
+
+namespace plait::cuda::mma {
+
+// What block.cuh asks of a configuration, and the tiles. Side kKeysAlone: dK and dV; kRows: dQ.
+template <class T_, catalog::SplitDBackwardTile kTile_, Side kSide_>
+struct SplitDConfig {
+  using T = T_;
+  static constexpr catalog::SplitDBackwardTile kTile = kTile_;
+  static constexpr bool kKeysResident = kSide_ != Side::kRows;
+  static constexpr int kHeadDim = kTile.head_dim, kResident = kTile.resident, kStream = kTile.stream;
+  static constexpr int kStages = kTile.stages, kThreads = kTile.threads();
+  static constexpr int kDqTileElems = 0;  // dQ is never summed in memory
+  static constexpr int kRows = kKeysResident ? kStream : kResident, kKeys = kKeysResident ? kResident : kStream;
+  static constexpr int kScoreColumns = kKeys < 32 ? 32 : kKeys;  // of P and dS in shared memory
+  static constexpr int kSlices = catalog::kSplitDWarps / 2;
+  static constexpr int kChunks = kHeadDim / kChunkColumns;
+  static constexpr int kResidentBytes = kResident * kHeadDim * 2, kStreamBytes = kStream * kHeadDim * 2;  // of a tile
+  static constexpr int kGroups = kHeadDim / 16 / catalog::kSplitDWarps;
+  using Sum = Exchange<kRows / 16, kKeys / 8, catalog::kSplitDWarps>;
+};
+
+// The tiles follow: resident first (K, Q), resident second (V, dO), then per stage stream first and second.
+template <class C>
+struct SplitDBackwardStorage {
+  alignas(128) BlockState state;
+  char pad[catalog::SplitDBackwardTile::kStateBytes - sizeof(BlockState)];
+  float2 row_pairs[C::kTile.row_bytes() / 8];  // of the stream rows per stage, or of the resident rows
+  typename C::T p[C::kRows * C::kScoreColumns], ds[C::kRows * C::kScoreColumns];
+  char exchange[C::Sum::kShape.bytes()];
+};
+
+template <class C>
+struct SplitDBackward {
+  using T = typename C::T;
+  using Sum = typename C::Sum;
+  using Storage = SplitDBackwardStorage<C>;
+  using Gradient = float[C::kResident / 16][2 * C::kGroups][4];
+
+  const BackwardParams& params;
+  Storage& storage;
+  int warp, lane;
+
+  __device__ __forceinline__ uint32_t resident_first() const { return ptx::shared_address(&storage) + sizeof(Storage); }
+  __device__ __forceinline__ uint32_t resident_second() const { return resident_first() + C::kResidentBytes; }
+  __device__ __forceinline__ uint32_t stream_first(int step) const {
+    return resident_second() + C::kResidentBytes + step % C::kStages * 2 * C::kStreamBytes;
+  }
+  __device__ __forceinline__ uint32_t stream_second(int step) const { return stream_first(step) + C::kStreamBytes; }
+
+  template <int kRows>
+  __device__ __forceinline__ void load_tile(uint32_t target, const CanonicalTensor& tensor, const RowLayout& layout,
+                                            int64_t offset, int first, int rows) const {
+    using Loader = ChunkLoader<T, kRows, C::kThreads>;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (tensor.dtype == DType::kFloat32) {  // dout
+      Loader::load_float(target, layout, static_cast<const float*>(tensor.data) + offset, first, rows, C::kChunks,
+                         thread);
+    } else {
+      Loader::load(target, layout, static_cast<const T*>(tensor.data) + offset, first, rows, C::kChunks, thread);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void load_pairs(float2* target, const float2* pairs, int first, int rows) const {
+    if (const int row = static_cast<int>(threadIdx.x); row < kCount) {
+      ptx::cp_async_8(ptx::shared_address(target + row), pairs + first + row, first + row < rows);
+    }
+  }
+
+  __device__ __forceinline__ void load_resident() const {
+    const BlockState& state = storage.state;
+    const AttentionProblem& p = params.problem;
+    const AttentionTensors& t = params.tensors;
+    const Work& work = state.work;
+    const int first = work.tile * C::kResident, rows = state.resident_rows - first;
+    if constexpr (C::kKeysResident) {
+      load_tile<C::kResident>(resident_first(), t.k, params.k,
+                              key_row_offset(p, t.k, work.sequence, work.head, 0, work.pass), first, rows);
+      load_tile<C::kResident>(resident_second(), t.v, params.v,
+                              key_row_offset(p, t.v, work.sequence, work.head, 0, work.pass), first, rows);
+    } else {
+      load_tile<C::kResident>(resident_first(), t.q, params.q,
+                              query_offset(p, t.q, work.sequence, work.head, 0, work.pass), first, rows);
+      load_tile<C::kResident>(resident_second(), t.dout, params.dout,
+                              query_offset(p, t.dout, work.sequence, work.head, 0, 0), first, rows);
+      load_pairs<C::kResident>(storage.row_pairs, params.row_pairs + state.pairs, first, state.resident_rows);
+    }
+  }
+
+  __device__ __forceinline__ void load_stream(int step) const {
+    const BlockState& state = storage.state;
+    const AttentionTensors& t = params.tensors;
+    const StreamTile at = stream_tile(state, step);
+    const int first = at.tile * C::kStream, rows = state.stream_rows - first;
+    const CanonicalTensor &one = C::kKeysResident ? t.q : t.k, &two = C::kKeysResident ? t.dout : t.v;
+    load_tile<C::kStream>(stream_first(step), one, C::kKeysResident ? params.q : params.k,
+                          state.first + at.head * one.head_stride, first, rows);
+    load_tile<C::kStream>(stream_second(step), two, C::kKeysResident ? params.dout : params.v,
+                          state.second + at.head * two.head_stride, first, rows);
+    if constexpr (C::kKeysResident) {
+      const int64_t rows_per_head = params.problem.seqlen_q * params.problem.rows_per_position();
+      load_pairs<C::kStream>(storage.row_pairs + step % C::kStages * C::kStream,
+                             params.row_pairs + state.pairs + at.head * rows_per_head, first, state.stream_rows);
+    }
+  }
+
+  // This warp's slice of q k^T (the first half of the warps) or of dO v^T.
+  __device__ __forceinline__ void multiply_scores(typename Sum::Partial& partial, int step) const {
+    const bool second = warp >= C::kSlices;
+    const uint32_t resident = second ? resident_second() : resident_first();
+    const uint32_t stream = second ? stream_second(step) : stream_first(step);
+    multiply_slice<T, C::kSlices, C::kRows, C::kKeys>(partial, C::kKeysResident ? stream : resident,
+                                                      C::kKeysResident ? resident : stream, warp % C::kSlices,
+                                                      ((second ? params.v.dim : params.q.dim) + 31) / 32, lane);
+  }
+
+  // P and dS of the kept blocks, to shared memory. Between barriers; `partial` went through Sum::put().
+  __device__ __forceinline__ void differentiate(const typename Sum::Partial& partial, int step) const {
+    if (warp >= Sum::kTargets) return;
+    const BlockState& state = storage.state;
+    const uint32_t exchange = ptx::shared_address(storage.exchange);
+    typename Sum::Kept s, dp;
+    Sum::template take<C::kSlices>(s, exchange, partial, warp, 0, lane);
+    Sum::template take<C::kSlices>(dp, exchange, partial, warp, C::kSlices, lane);
+    const int tile = stream_tile(state, step).tile, row = 16 * Sum::row_block(warp) + lane / 4;
+    const int first_row = (C::kKeysResident ? tile * C::kStream : state.work.tile * C::kResident) + row;
+    const int first_key = C::kKeysResident ? state.work.tile * C::kResident : tile * C::kStream;
+    const int key = first_key + 8 * Sum::column_block(warp) + lane % 4 * 2;
+    const bool whole = tile >= state.whole.begin && tile < state.whole.end;
+    const float2* pairs = storage.row_pairs + (C::kKeysResident ? step % C::kStages * C::kStream : 0) + row;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair = pairs[8 * half];
+      int lo = 0, hi = 0;
+      if (!whole) {
+        const int64_t r = first_row + 8 * half;
+        const Interval seen = r < state.mask.row_count() ? state.mask.row(r) : Interval{};
+        lo = static_cast<int>(seen.lo) - key, hi = static_cast<int>(seen.hi) - key;
+      }
+#pragma unroll
+      for (int b = 0; b < Sum::kKept; ++b) {
+        float probability[2], gradient[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool visible = whole || (8 * b + e >= lo && 8 * b + e < hi);
+          float x = s[b][2 * half + e], slope = 1.0f;
+          if (params.factor.inverse_softcap != 0.0f) {
+            x = 1.0f - __fdividef(2.0f, ptx::exp2_approx(x * params.factor.inverse_softcap * (2.0f * kLog2e)) + 1.0f);
+            slope = fmaf(-x, x, 1.0f);
+          }
+          const float probable = ptx::exp2_approx(fmaf(x, params.factor.log2, -pair.x));
+          probability[e] = visible ? probable : 0.0f;
+          gradient[e] = visible ? probable * (dp[b][2 * half + e] - pair.y) * slope : 0.0f;
+        }
+        const int at = tile::Swizzle<C::kScoreColumns>::offset(row + 8 * half, Sum::column_block(warp) + b) * 2;
+        if constexpr (C::kKeysResident) {
+          ptx::store_shared_4(ptx::shared_address(storage.p) + at + lane % 4 * 4,
+                              ptx::pack<T>(probability[0], probability[1]));
+        }
+        ptx::store_shared_4(ptx::shared_address(storage.ds) + at + lane % 4 * 4,
+                            ptx::pack<T>(gradient[0], gradient[1]));
+      }
+    }
+  }
+
+  // first: dK (dQ), second: dV.
+  __device__ __forceinline__ void add_gradients(Gradient& first, Gradient& second, int step) const {
+    constexpr bool kTransposed = C::kKeysResident;
+    multiply_groups<T, C::kStream / 16, C::kScoreColumns, C::kStream, catalog::kSplitDWarps, kTransposed>(
+        first, ptx::shared_address(storage.ds), stream_first(step), warp, lane);
+    if constexpr (C::kKeysResident) {
+      multiply_groups<T, C::kStream / 16, C::kScoreColumns, C::kStream, catalog::kSplitDWarps, kTransposed>(
+          second, ptx::shared_address(storage.p), stream_second(step), warp, lane);
+    }
+  }
+
+  // A gradient's rows, times `factor`. `tensor`: of dq, dk or dv.
+  __device__ __forceinline__ void store(const CanonicalTensor& tensor, int64_t dim, bool vectors,
+                                        const Gradient& gradient, float factor) const {
+    const AttentionProblem& p = params.problem;
+    const Work& work = storage.state.work;
+    const RowLayout layout{
+        0, 0, tensor.dim_stride, 1, static_cast<int32_t>(dim), vectors ? LoadPath::kRows : LoadPath::kAny};
+#pragma unroll
+    for (int i = 0; i < C::kResident / 8; ++i) {
+      const int row = work.tile * C::kResident + 8 * i + lane / 4;
+      if (row >= storage.state.resident_rows) continue;
+      const int64_t offset = C::kKeysResident ? key_row_offset(p, tensor, work.sequence, work.head, row, work.pass)
+                                              : query_offset(p, tensor, work.sequence, work.head, row, work.pass);
+      store_columns<catalog::kSplitDWarps>(static_cast<T*>(tensor.data) + offset, layout, gradient[i / 2], i % 2 * 2,
+                                           factor, warp, lane);
+    }
+  }
+};
+
+}  // namespace plait::cuda::mma

@@ -1,0 +1,50 @@
+// Launches one tile's split_d forward kernel.
+// Called by the translation units made from forward.cu.in.
+#pragma once
+
+#include "cuda/mma/prefill/launch.cuh"
+#include "cuda/mma/split_d/forward_kernel.cuh"
+#include "cuda/mma/split_d/split_d.hpp"
+
+namespace plait::cuda::mma {
+
+template <class T, int kOutDim, int kChoice>
+void launch_split_d_tile(const AttentionProblem& p, const AttentionTensors& t, cudaStream_t stream) {
+  constexpr catalog::SplitDTile kTile = catalog::split_d_tiles(kOutDim)[kChoice];
+  static_assert(sizeof(SplitDStorage<T, kTile>) == kTile.fixed_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
+  check_row_counts(p);
+  const int64_t blocks = tiles_bound(p, kTile.rows, false) * p.heads_q;
+  if (blocks == 0) return;
+  const PrefillParams params{p,
+                             t,
+                             row_layout(p, t.q, p.head_dim),
+                             row_layout(p, t.k, p.head_dim),
+                             row_layout(p, t.v, p.head_dim_v),
+                             row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
+                             false,
+                             ScoreScale::of(p),
+                             prefill_order(p, kTile.rows)};
+  launch(split_d_forward_kernel<T, kOutDim, kChoice>, blocks, kTile.threads(),
+         static_cast<int>(kTile.smem_bytes(p.head_dim)), stream, params);
+}
+
+// Compiles the tiles of the bucket (the last of a list may repeat) and launches `chosen` of them.
+template <class T, int kOutDim, int kChoice = 0>
+void launch_chosen_split_d_tile(const catalog::SplitDTile& chosen, const AttentionProblem& p, const AttentionTensors& t,
+                                cudaStream_t stream) {
+  constexpr const catalog::SplitDTiles& kTiles = catalog::split_d_tiles(kOutDim);
+  if (chosen == kTiles[kChoice]) return launch_split_d_tile<T, kOutDim, kChoice>(p, t, stream);
+  if constexpr (kChoice + 1 < kTiles.size() && !(kTiles[kChoice + 1] == kTiles[kChoice])) {
+    launch_chosen_split_d_tile<T, kOutDim, kChoice + 1>(chosen, p, t, stream);
+  }
+}
+
+template <class T, int kOutDim>
+void launch_split_d_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem_limit_bytes,
+                            cudaStream_t stream) {
+  const catalog::SplitDTile* tile = catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem_limit_bytes);
+  if (tile == nullptr) throw Error(ErrorCode::kInternal, "device", "planned for more shared memory than it has");
+  launch_chosen_split_d_tile<T, kOutDim>(*tile, problem, tensors, stream);
+}
+
+}  // namespace plait::cuda::mma
