@@ -64,7 +64,8 @@ class _Draw:
 
 
 def _premix_makers(case: IhaCase, kind: str, device: torch.device, backends: dict[str, str]) -> Makers:
-    """Q, K and V; inputs rotate. plait keeps the weights in fp32, einsum needs them in the dtype of the inputs."""
+    """Q, K and V, of which Q and K turn (RoPE). Inputs rotate. plait keeps the weights in fp32, einsum needs them in
+    the dtype of the inputs."""
     draw = _Draw(case, device)
     backward = kind == "bwd"
     work = case.premix_bytes(backward)
@@ -82,13 +83,24 @@ def _premix_makers(case: IhaCase, kind: str, device: torch.device, backends: dic
         outs = [mix(group, weights) for group in leaves]
         return lambda i: torch.autograd.grad(outs[i], [*leaves[i], *weights], douts[i], retain_graph=True)
 
+    frequencies = 10000 ** -torch.linspace(0, 1, case.head_dim // 2, device=device)
+    angles = torch.outer(torch.arange(case.length, device=device), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+
     def ours(backend: str) -> Call:
-        options = (None, None, None, None, "half", "token", 0, "bshd", backend)  # no rotation, dense
+        options = (cos, sin, None, None, "half", "token", 0, "bshd", backend)
         return calls(lambda group, weights: torch.ops.plait.premix_qkv_forward(*group, *weights, *options), ws)
 
     def einsum() -> Call:
+        c, s = (x.to(draw.dtype)[:, None, None] for x in (cos, sin))
+
+        def turned(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, dim=-1)
+            return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
+
         def mix(group: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-            return [torch.einsum("hps,bnsd->bnhpd", w, x) for x, w in zip(group, weights, strict=True)]
+            q, k, v = (torch.einsum("hps,bnsd->bnhpd", w, x) for x, w in zip(group, weights, strict=True))
+            return [turned(q), turned(k), v]
 
         return calls(mix, [w.to(draw.dtype) for w in ws])
 

@@ -34,9 +34,17 @@ __device__ __forceinline__ void prepare_block(const Job& job, const ContractLayo
   for (int i = thread; i < block.wide * kNarrowTiles * kTileElems; i += threads) sums[i] = 0.0f;
 }
 
-// All warps of a block go through its stages together, each with its role: one barrier per stage, two if wide rows
-// have to turn first. The barriers of the three functions below are the same ones.
-__device__ __forceinline__ void sync_roles() { ptx::named_barrier(1, ContractLayout::kThreads); }
+// The warps of a block go through its stages each with its role. What the movers bring and fetch, rows and gradient
+// both wait for, each at a barrier with the movers; those two wait for each other only where wide rows turn first. No
+// barrier counts the whole block: each role waits at places of its own.
+struct RoleBarriers {
+  static constexpr int kRows = 32 * ContractLayout::kRowsWarps, kGradient = 32 * ContractLayout::kGradientWarps,
+                       kMovers = 32 * ContractLayout::kMoverWarps;
+  static __device__ __forceinline__ void rows_and_movers() { ptx::named_barrier(1, kRows + kMovers); }
+  static __device__ __forceinline__ void gradient_and_movers() { ptx::named_barrier(2, kGradient + kMovers); }
+  static __device__ __forceinline__ void rows_and_gradient() { ptx::named_barrier(3, kRows + kGradient); }
+  static __device__ __forceinline__ void gradient_alone() { ptx::named_barrier(4, kGradient); }
+};
 
 // The stages' number at which loads begin, their places, and when the gradient's sums move.
 class Pace {
@@ -46,7 +54,7 @@ class Pace {
   __device__ __forceinline__ int first() const { return 1 - in_ring_; }
   __device__ __forceinline__ bool works(int n) const { return n >= 0 && n < stages_; }
   __device__ __forceinline__ int slices() const { return slices_; }
-  // Turns to move the gradient's sums after stage n: one with a barrier for each slice.
+  // Turns of the gradient's warps to move their sums after stage n: one with a barrier for each slice.
   __device__ __forceinline__ int flush_turns(int n) const {
     return (n + 1) % kFlushStages == 0 || n + 1 == stages_ ? slices_ : 0;
   }
@@ -66,7 +74,8 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
   int slot = 0, turning = 0, entry = 0, entry_before = ring - 1, half = 0;  // slot, entry: of stage n + ahead
   for (int n = pace.first(); n <= block.stages; ++n) {
     wait_stages(ahead - 1);
-    sync_roles();  // stage n is there, and stage n - 1 has been worked on by all
+    RoleBarriers::rows_and_movers();  // stage n is there, and stage n - 1 has been worked on
+    RoleBarriers::gradient_and_movers();
     if (makes_rows && n > 0) {
       mover.store(job, layout, block, staging + half * layout.staging_bytes, block.entries(layout, entry_before));
     }
@@ -80,9 +89,9 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stages + turning * layout.stage_bytes);
       turning = turning + 1 < layout.stages ? turning + 1 : 0;
-      sync_roles();
+      RoleBarriers::rows_and_movers();
+      RoleBarriers::gradient_and_movers();
     }
-    for (int turn = 0; turn < pace.flush_turns(n); ++turn) sync_roles();
     half ^= 1;
     entry_before = entry_before + 1 < ring ? entry_before + 1 : 0;
   }
@@ -97,7 +106,7 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
   const int ahead = layout.stages - 1, ring = layout.stages + 2;
   int slot = 0, half = 0, entry = 1;  // entry: of stage n + ahead + 1, which the last of these warps describes
   for (int n = pace.first(); n <= block.stages; ++n) {
-    sync_roles();
+    RoleBarriers::rows_and_movers();
     if (warp == ContractLayout::kRowsWarps - 1) {
       describe_stage<T>(job, layout, block, n + ahead + 1, block.entries(layout, entry), lane);
       entry = entry + 1 < ring ? entry + 1 : 0;
@@ -106,11 +115,11 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      sync_roles();
+      RoleBarriers::rows_and_movers();
+      RoleBarriers::rows_and_gradient();
     }
     half ^= 1;
     if (makes_rows) role.work(layout, block, stage, staging + half * layout.staging_bytes);
-    for (int turn = 0; turn < pace.flush_turns(n); ++turn) sync_roles();
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
   }
 }
@@ -122,17 +131,18 @@ __device__ __forceinline__ void sum_gradient(const Job& job, const ContractLayou
   GradientRole<T, kNarrowTiles, kColumns> role(job, block, warp, lane);
   int slot = 0;
   for (int n = pace.first(); n <= block.stages; ++n) {
-    sync_roles();
+    RoleBarriers::gradient_and_movers();
     if (!pace.works(n)) continue;
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      sync_roles();
+      RoleBarriers::gradient_and_movers();
+      RoleBarriers::rows_and_gradient();
     }
     if (job.partials != nullptr) role.work(job, layout, block, pace.slices(), stage);
     for (int turn = 0; turn < pace.flush_turns(n); ++turn) {
       role.flush(reinterpret_cast<float*>(block.memory() + layout.sums_offset), turn, block.wide);
-      sync_roles();
+      RoleBarriers::gradient_alone();
     }
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
   }
@@ -173,6 +183,7 @@ __global__ void __launch_bounds__(ContractLayout::kThreads, 1)
     move_rows<T>(job, layout, block, pace, static_cast<int>(threadIdx.x) - kMovers * 32);
   }
   if (job.partials == nullptr) return;
+  __syncthreads();
   const float* sums = reinterpret_cast<const float*>(B::memory() + layout.sums_offset);
   float* out = job.partials + block.number * block.wide * block.heads;
   for (int i = static_cast<int>(threadIdx.x); i < block.wide * block.heads; i += static_cast<int>(blockDim.x)) {
