@@ -19,14 +19,17 @@ constexpr int64_t split_d_tile_bytes(int64_t rows, int64_t head_dim) {
 }
 
 // How `sources` warps with partial sums of the same scores (16 x 8 blocks of fragments) add them up: each of `targets`
-// warps gets `kept` blocks from all others.
+// warps gets `kept` blocks from all others. Two warps keep their own part in registers; more let it go through shared
+// memory with the rest, which spares choosing among registers.
 struct SplitDExchange {
   int blocks, sources;
 
   static constexpr int kBlockBytes = 32 * 16;
   constexpr int kept() const { return blocks < sources ? 1 : blocks / sources; }
   constexpr int targets() const { return blocks / kept(); }
-  constexpr int bytes() const { return targets() * (sources - 1) * kept() * kBlockBytes; }
+  constexpr bool own_in_registers() const { return sources == 2; }
+  constexpr int target_bytes() const { return (own_in_registers() ? 1 : sources) * kept() * kBlockBytes; }
+  constexpr int bytes() const { return targets() * target_bytes(); }
 };
 
 // One instantiation of the forward kernel: 8 warps take `rows` query rows through the keys, `keys` at a time.
@@ -63,22 +66,21 @@ using SplitDTiles = std::array<SplitDTile, kSplitDTilesPerBucket>;
 inline constexpr std::array<SplitDTiles, 6> kSplitDTiles{{
     {{{320, 64, 96, 32, 48, 2}, {320, 64, 32, 32, 32, 2}, {320, 32, 16, 32, 16, 2}, {320, 32, 16, 32, 16, 2}}},
     {{{384, 64, 64, 32, 32, 1}, {384, 64, 32, 32, 32, 1}, {384, 32, 16, 32, 16, 1}, {384, 16, 16, 16, 16, 1}}},
-    {{{512, 64, 64, 32, 32, 1}, {512, 64, 32, 32, 32, 1}, {512, 32, 16, 32, 16, 1}, {512, 16, 16, 16, 16, 1}}},
+    {{{512, 64, 64, 32, 32, 1}, {512, 64, 32, 16, 32, 1}, {512, 32, 16, 32, 16, 1}, {512, 16, 16, 16, 16, 1}}},
     {{{640, 64, 32, 32, 32, 1}, {640, 32, 16, 32, 16, 1}, {640, 16, 16, 16, 16, 1}, {640, 16, 16, 16, 16, 1}}},
     {{{768, 64, 32, 16, 32, 1}, {768, 32, 16, 32, 16, 1}, {768, 16, 16, 16, 16, 1}, {768, 16, 16, 16, 16, 1}}},
     {{{1024, 32, 32, 32, 32, 1}, {1024, 32, 16, 32, 16, 1}, {1024, 16, 16, 16, 16, 1}, {1024, 16, 16, 16, 16, 1}}},
 }};
 
+inline constexpr std::array<int, kSplitDTiles.size()> kSplitDBuckets{320, 384, 512, 640, 768, 1024};
 // Index of the first bucket that holds head_dim, at most kSplitDMaxHeadDim.
-template <size_t kCount>
-constexpr size_t split_d_bucket_index(const std::array<int, kCount>& buckets, int64_t head_dim) {
+constexpr size_t split_d_bucket_index(int64_t head_dim) {
   size_t index = 0;
-  while (buckets[index] < head_dim) ++index;
+  while (kSplitDBuckets[index] < head_dim) ++index;
   return index;
 }
-inline constexpr std::array<int, kSplitDTiles.size()> kSplitDBuckets{320, 384, 512, 640, 768, 1024};  // of head_dim_v
 constexpr const SplitDTiles& split_d_tiles(int64_t head_dim_v) {
-  return kSplitDTiles[split_d_bucket_index(kSplitDBuckets, head_dim_v)];
+  return kSplitDTiles[split_d_bucket_index(head_dim_v)];
 }
 
 // The tile for a GPU with so much shared memory per block; null: none fits.
@@ -89,51 +91,71 @@ constexpr const SplitDTile* split_d_tile(int64_t head_dim, int64_t head_dim_v, i
   return nullptr;
 }
 
-// One instantiation of the backward kernels. Like BackwardTile of mma_backward_tiles.hpp, a resident tile (keys for dK
-// and dV, query rows for dQ) stays while stream tiles pass. Four warps make the scores, four dP, a quarter of the head
-// dim each; then each warp makes every eighth group of 16 columns of the gradients.
+// One instantiation of a backward kernel. Like BackwardTile of mma_backward_tiles.hpp, a resident tile (keys for dK and
+// dV, query rows for dQ) stays while stream tiles pass. Half of the warps make the scores, half dP, parts of the head
+// dim each; then the warps share out the gradients.
 struct SplitDBackwardTile {
   int head_dim;  // bucket of max(head_dim, head_dim_v): columns of the gradients in registers
   int resident, stream, stages;
+  int row_warps;  // how many warps share out the rows of the gradients; the others share out their columns
 
   static constexpr int64_t kStateBytes = 256;  // what a block knows of its work
+  static constexpr int kWarpSide = 32;         // a warp has at most so many rows and keys of scores
   constexpr int threads() const { return 32 * kSplitDWarps; }
-  constexpr SplitDExchange exchange() const { return {resident * stream / 128, kSplitDWarps}; }
-  // P and dS, rows of softmax by keys.
-  constexpr int score_bytes(bool keys_resident) const {
-    const int rows = keys_resident ? stream : resident, keys = keys_resident ? resident : stream;
-    return rows * (keys < 32 ? 32 : keys) * 2;
+  constexpr int warp_resident() const { return resident < kWarpSide ? resident : kWarpSide; }
+  constexpr int warp_stream() const { return stream < kWarpSide ? stream : kWarpSide; }
+  constexpr int score_tiles() const { return resident / warp_resident() * (stream / warp_stream()); }
+  // Of one score tile. The blocks of P and dS take the place of the sums that they are made from.
+  constexpr SplitDExchange exchange() const {
+    return {warp_resident() * warp_stream() / 128, kSplitDWarps / score_tiles()};
   }
   constexpr int row_bytes() const { return 8 * (stages * stream > resident ? stages * stream : resident); }
-  // State, RowPairs, P, dS, exchange; then the tiles.
-  constexpr int fixed_bytes(bool keys_resident) const {
-    const int bytes = kStateBytes + row_bytes() + 2 * score_bytes(keys_resident) + exchange().bytes();
-    return (bytes + 127) / 128 * 128;
+  // State, RowPairs, exchange; then the tiles.
+  constexpr int fixed_bytes() const {
+    return (static_cast<int>(kStateBytes) + row_bytes() + 127) / 128 * 128 + score_tiles() * exchange().bytes();
   }
-  constexpr int64_t smem_bytes(bool keys_resident) const {
-    return fixed_bytes(keys_resident) + 2 * split_d_tile_bytes(resident + stages * stream, head_dim);
+  constexpr int64_t smem_bytes() const {
+    return fixed_bytes() + 2 * split_d_tile_bytes(resident + stages * stream, head_dim);
   }
   bool operator==(const SplitDBackwardTile&) const = default;
 };
 
+// The two kernels of a call.
+struct SplitDBackwardTilePair {
+  SplitDBackwardTile keys, rows;
+  constexpr int head_dim() const { return keys.head_dim; }
+  constexpr int64_t smem_bytes() const {
+    return keys.smem_bytes() > rows.smem_bytes() ? keys.smem_bytes() : rows.smem_bytes();
+  }
+  bool operator==(const SplitDBackwardTilePair&) const = default;
+};
+constexpr SplitDBackwardTilePair split_d_backward_pair(const SplitDBackwardTile& both) { return {both, both}; }
+
 inline constexpr int kSplitDBackwardTilesPerBucket = 3;
-using SplitDBackwardTiles = std::array<SplitDBackwardTile, kSplitDBackwardTilesPerBucket>;
-inline constexpr std::array<SplitDBackwardTiles, 5> kSplitDBackwardTiles{{
-    {{{384, 32, 32, 2}, {384, 32, 16, 2}, {384, 16, 16, 1}}},
-    {{{512, 32, 32, 2}, {512, 32, 16, 2}, {512, 16, 16, 1}}},
-    {{{640, 32, 16, 2}, {640, 16, 16, 2}, {640, 16, 16, 1}}},
-    {{{768, 32, 16, 2}, {768, 16, 16, 2}, {768, 16, 16, 1}}},
-    {{{1024, 16, 16, 2}, {1024, 16, 16, 1}, {1024, 16, 16, 1}}},
+using SplitDBackwardTiles = std::array<SplitDBackwardTilePair, kSplitDBackwardTilesPerBucket>;
+inline constexpr std::array<SplitDBackwardTiles, 6> kSplitDBackwardTiles{{
+    {{split_d_backward_pair({320, 64, 32, 2, 2}), split_d_backward_pair({320, 32, 16, 2, 2}),
+      split_d_backward_pair({320, 32, 16, 1, 2})}},
+    {{{{384, 32, 32, 2, 1}, {384, 64, 32, 2, 1}},
+      split_d_backward_pair({384, 32, 16, 2, 1}),
+      split_d_backward_pair({384, 16, 16, 1, 1})}},
+    {{split_d_backward_pair({512, 32, 32, 2, 1}), split_d_backward_pair({512, 32, 16, 2, 1}),
+      split_d_backward_pair({512, 16, 16, 1, 1})}},
+    {{split_d_backward_pair({640, 32, 16, 2, 1}), split_d_backward_pair({640, 16, 16, 2, 1}),
+      split_d_backward_pair({640, 16, 16, 1, 1})}},
+    {{split_d_backward_pair({768, 32, 16, 2, 1}), split_d_backward_pair({768, 16, 16, 2, 1}),
+      split_d_backward_pair({768, 16, 16, 1, 1})}},
+    {{split_d_backward_pair({1024, 16, 16, 2, 1}), split_d_backward_pair({1024, 16, 16, 1, 1}),
+      split_d_backward_pair({1024, 16, 16, 1, 1})}},
 }};
-inline constexpr std::array<int, kSplitDBackwardTiles.size()> kSplitDBackwardBuckets{384, 512, 640, 768, 1024};
 constexpr const SplitDBackwardTiles& split_d_backward_tiles(int64_t head_dim) {
-  return kSplitDBackwardTiles[split_d_bucket_index(kSplitDBackwardBuckets, head_dim)];
+  return kSplitDBackwardTiles[split_d_bucket_index(head_dim)];
 }
 
-// The tile for a GPU with so much shared memory per block; null: none fits. head_dim: the larger of the two.
-constexpr const SplitDBackwardTile* split_d_backward_tile(int64_t head_dim, int64_t smem_per_block_bytes) {
-  for (const SplitDBackwardTile& tile : split_d_backward_tiles(head_dim)) {
-    if (tile.smem_bytes(true) <= smem_per_block_bytes && tile.smem_bytes(false) <= smem_per_block_bytes) return &tile;
+// The tiles for a GPU with so much shared memory per block; null: none fit. head_dim: the larger of the two.
+constexpr const SplitDBackwardTilePair* split_d_backward_tile(int64_t head_dim, int64_t smem_per_block_bytes) {
+  for (const SplitDBackwardTilePair& tiles : split_d_backward_tiles(head_dim)) {
+    if (tiles.smem_bytes() <= smem_per_block_bytes) return &tiles;
   }
   return nullptr;
 }

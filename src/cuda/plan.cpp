@@ -57,7 +57,7 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
   const bool forward = problem.op == Op::kAttentionForward;
   const catalog::SplitDTile* tile =
       forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
-  const catalog::SplitDBackwardTile* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
+  const catalog::SplitDBackwardTilePair* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
   if (tile == nullptr && backward == nullptr) {
     const std::string why = fmt::format("split_d of cuda_mma has no tile of head dims {} and {} for {} KB",
                                         problem.head_dim, problem.head_dim_v, smem / 1024);
@@ -79,8 +79,8 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
                                        problem.head_dim, problem.head_dim_v, tile->out_dim,
                                        tile->smem_bytes(problem.head_dim) / 1024, smem / 1024));
   } else {
-    plan.tile_m = backward->stream;
-    plan.tile_n = backward->resident;
+    plan.tile_m = backward->keys.stream;
+    plan.tile_n = backward->keys.resident;
     plan.workspace_bytes = mma::split_d_backward_workspace_bytes(problem);
     plan.reasons.emplace_back("dq has a kernel of its own, so nothing is added in random order");
   }

@@ -71,7 +71,7 @@ void run_mma_backward(const AttentionProblem& problem, const AttentionTensors& t
       mma::launch_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
     });
   } else {
-    launch_variant<catalog::kSplitDBackwardBuckets>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
+    launch_variant<catalog::kSplitDBuckets>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
       if constexpr (catalog::kMmaSplitD) {
         mma::launch_split_d_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
       }

@@ -19,13 +19,32 @@ struct SplitDConfig {
   static constexpr int kHeadDim = kTile.head_dim, kResident = kTile.resident, kStream = kTile.stream;
   static constexpr int kStages = kTile.stages, kThreads = kTile.threads();
   static constexpr int kDqTileElems = 0;  // dQ is never summed in memory
-  static constexpr int kRows = kKeysResident ? kStream : kResident, kKeys = kKeysResident ? kResident : kStream;
-  static constexpr int kScoreColumns = kKeys < 32 ? 32 : kKeys;  // of P and dS in shared memory
-  static constexpr int kSlices = catalog::kSplitDWarps / 2;
   static constexpr int kChunks = kHeadDim / kChunkColumns;
   static constexpr int kResidentBytes = kResident * kHeadDim * 2, kStreamBytes = kStream * kHeadDim * 2;  // of a tile
-  static constexpr int kGroups = kHeadDim / 16 / catalog::kSplitDWarps;
-  using Sum = Exchange<kRows / 16, kKeys / 8, catalog::kSplitDWarps>;
+
+  // Scores: softmax rows by keys, in kScoreTiles tiles of kM x 16 by kN x 8 (along the resident side), each made by
+  // kSources neighbouring warps.
+  static constexpr int kRows = kKeysResident ? kStream : kResident, kKeys = kKeysResident ? kResident : kStream;
+  static constexpr int kM = (kKeysResident ? kTile.warp_stream() : kTile.warp_resident()) / 16;
+  static constexpr int kN = (kKeysResident ? kTile.warp_resident() : kTile.warp_stream()) / 8;
+  static constexpr int kScoreTiles = kTile.score_tiles();
+  static constexpr int kSources = catalog::kSplitDWarps / kScoreTiles, kSlices = kSources / 2;
+  using Sum = Exchange<kM, kN, kSources>;
+  static_assert(kStream == kTile.warp_stream() && !Sum::kShape.own_in_registers());
+
+  // Gradients: a warp has kGradM x 16 rows and every kGradWarps-th group of 16 columns.
+  static constexpr int kGradWarps = catalog::kSplitDWarps / kTile.row_warps;
+  static constexpr int kGradM = kResident / 16 / kTile.row_warps, kGroups = kHeadDim / 16 / kGradWarps;
+  static_assert(kGroups * 16 * kGradWarps == kHeadDim && kGradM * 16 * kTile.row_warps == kResident);
+
+  // Byte offset of the 16 x 8 block (row_block, key_block) of P, dS behind it: rows of 16 bytes, where its sums were.
+  static constexpr int kBlockBytes = 16 * 8 * 2;
+  static constexpr int score_block(int row_block, int key_block) {
+    const int tile = kKeysResident ? key_block / kN : row_block / kM;
+    const int inside = row_block % kM * kN + key_block % kN;
+    return tile * Sum::kShape.bytes() + inside / Sum::kKept * Sum::kTargetBytes + inside % Sum::kKept * 2 * kBlockBytes;
+  }
+  static constexpr int kNextBlock = Sum::kKept > 1 ? 2 * kBlockBytes : Sum::kTargetBytes;  // from an even key block
 };
 
 // The tiles follow: resident first (K, Q), resident second (V, dO), then per stage stream first and second.
@@ -34,8 +53,7 @@ struct SplitDBackwardStorage {
   alignas(128) BlockState state;
   char pad[catalog::SplitDBackwardTile::kStateBytes - sizeof(BlockState)];
   float2 row_pairs[C::kTile.row_bytes() / 8];  // of the stream rows per stage, or of the resident rows
-  typename C::T p[C::kRows * C::kScoreColumns], ds[C::kRows * C::kScoreColumns];
-  char exchange[C::Sum::kShape.bytes()];
+  alignas(128) char exchange[C::kScoreTiles * C::Sum::kShape.bytes()];
 };
 
 template <class C>
@@ -43,7 +61,7 @@ struct SplitDBackward {
   using T = typename C::T;
   using Sum = typename C::Sum;
   using Storage = SplitDBackwardStorage<C>;
-  using Gradient = float[C::kResident / 16][2 * C::kGroups][4];
+  using Gradient = float[C::kGradM][2 * C::kGroups][4];
 
   const BackwardParams& params;
   Storage& storage;
@@ -112,30 +130,40 @@ struct SplitDBackward {
     }
   }
 
-  // This warp's slice of q k^T (the first half of the warps) or of dO v^T.
+  // Which of the warps of its score tile this is, and its score tile's part of the resident rows and of the exchange.
+  __device__ __forceinline__ int source() const { return warp % C::kSources; }
+  __device__ __forceinline__ int score_tile() const { return warp / C::kSources; }
+  __device__ __forceinline__ uint32_t exchange() const {
+    return ptx::shared_address(storage.exchange) + score_tile() * Sum::kShape.bytes();
+  }
+
+  // This warp's slice of q k^T (the first half of the sources) or of dO v^T.
   __device__ __forceinline__ void multiply_scores(typename Sum::Partial& partial, int step) const {
-    const bool second = warp >= C::kSlices;
-    const uint32_t resident = second ? resident_second() : resident_first();
+    const bool second = source() >= C::kSlices;
+    const uint32_t resident =
+        (second ? resident_second() : resident_first()) + score_tile() * C::kTile.warp_resident() * kChunkRowBytes;
     const uint32_t stream = second ? stream_second(step) : stream_first(step);
     multiply_slice<T, C::kSlices, C::kRows, C::kKeys>(partial, C::kKeysResident ? stream : resident,
-                                                      C::kKeysResident ? resident : stream, warp % C::kSlices,
+                                                      C::kKeysResident ? resident : stream, source() % C::kSlices,
                                                       ((second ? params.v.dim : params.q.dim) + 31) / 32, lane);
   }
 
-  // P and dS of the kept blocks, to shared memory. Between barriers; `partial` went through Sum::put().
+  // P and dS of the kept blocks, in place of their sums. Between barriers; `partial` went through Sum::put().
   __device__ __forceinline__ void differentiate(const typename Sum::Partial& partial, int step) const {
-    if (warp >= Sum::kTargets) return;
+    if (source() >= Sum::kTargets) return;
     const BlockState& state = storage.state;
-    const uint32_t exchange = ptx::shared_address(storage.exchange);
     typename Sum::Kept s, dp;
-    Sum::template take<C::kSlices>(s, exchange, partial, warp, 0, lane);
-    Sum::template take<C::kSlices>(dp, exchange, partial, warp, C::kSlices, lane);
-    const int tile = stream_tile(state, step).tile, row = 16 * Sum::row_block(warp) + lane / 4;
+    Sum::template take<C::kSlices>(s, exchange(), partial, source(), 0, lane);
+    Sum::template take<C::kSlices>(dp, exchange(), partial, source(), C::kSlices, lane);
+    __syncwarp();  // the sums are read
+    const int tile = stream_tile(state, step).tile, resident = score_tile() * C::kTile.warp_resident();
+    const int row = (C::kKeysResident ? 0 : resident) + 16 * Sum::row_block(source()) + lane / 4;
     const int first_row = (C::kKeysResident ? tile * C::kStream : state.work.tile * C::kResident) + row;
-    const int first_key = C::kKeysResident ? state.work.tile * C::kResident : tile * C::kStream;
-    const int key = first_key + 8 * Sum::column_block(warp) + lane % 4 * 2;
+    const int first_key = C::kKeysResident ? state.work.tile * C::kResident + resident : tile * C::kStream;
+    const int key = first_key + 8 * Sum::column_block(source()) + lane % 4 * 2;
     const bool whole = tile >= state.whole.begin && tile < state.whole.end;
     const float2* pairs = storage.row_pairs + (C::kKeysResident ? step % C::kStages * C::kStream : 0) + row;
+    const uint32_t to = exchange() + source() * Sum::kTargetBytes + lane * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 pair = pairs[8 * half];
@@ -160,26 +188,44 @@ struct SplitDBackward {
           probability[e] = visible ? probable : 0.0f;
           gradient[e] = visible ? probable * (dp[b][2 * half + e] - pair.y) * slope : 0.0f;
         }
-        const int at = tile::Swizzle<C::kScoreColumns>::offset(row + 8 * half, Sum::column_block(warp) + b) * 2;
-        if constexpr (C::kKeysResident) {
-          ptx::store_shared_4(ptx::shared_address(storage.p) + at + lane % 4 * 4,
-                              ptx::pack<T>(probability[0], probability[1]));
-        }
-        ptx::store_shared_4(ptx::shared_address(storage.ds) + at + lane % 4 * 4,
-                            ptx::pack<T>(gradient[0], gradient[1]));
+        const uint32_t at = to + b * 2 * C::kBlockBytes + half * 128;
+        if constexpr (C::kKeysResident) ptx::store_shared_4(at, ptx::pack<T>(probability[0], probability[1]));
+        ptx::store_shared_4(at + C::kBlockBytes, ptx::pack<T>(gradient[0], gradient[1]));
       }
     }
   }
 
+  // Columns and rows of the gradients that this warp has.
+  __device__ __forceinline__ int grad_warp() const { return warp % C::kGradWarps; }
+  __device__ __forceinline__ int grad_row_warp() const { return warp / C::kGradWarps; }
+
   // first: dK (dQ), second: dV.
   __device__ __forceinline__ void add_gradients(Gradient& first, Gradient& second, int step) const {
-    constexpr bool kTransposed = C::kKeysResident;
-    multiply_groups<T, C::kStream / 16, C::kScoreColumns, C::kStream, catalog::kSplitDWarps, kTransposed>(
-        first, ptx::shared_address(storage.ds), stream_first(step), warp, lane);
-    if constexpr (C::kKeysResident) {
-      multiply_groups<T, C::kStream / 16, C::kScoreColumns, C::kStream, catalog::kSplitDWarps, kTransposed>(
-          second, ptx::shared_address(storage.p), stream_second(step), warp, lane);
+    add_gradient(first, stream_first(step), C::kBlockBytes);
+    if constexpr (C::kKeysResident) add_gradient(second, stream_second(step), 0);
+  }
+
+  // Operand A: P (block_bytes 0) or dS. Keys are its rows on side kKeysAlone, softmax rows on side kRows.
+  __device__ __forceinline__ void add_gradient(Gradient& gradient, uint32_t stream, int block_bytes) const {
+    const int across = C::kKeysResident ? lane / 8 % 2 : lane / 16;
+    const int down = C::kKeysResident ? lane % 8 + lane / 16 * 8 : lane % 16;
+    uint32_t scores = ptx::shared_address(storage.exchange) + block_bytes + across * C::kNextBlock + down * 16;
+    // The row warps' parts of the resident side are whole score tiles, or there is one of both.
+    static_assert(C::kTile.row_warps == 1 || C::kScoreTiles == C::kTile.row_warps || C::kScoreTiles == 1);
+    if constexpr (C::kTile.row_warps > 1) {
+      constexpr int kSecond = C::kKeysResident ? C::score_block(0, 2 * C::kGradM) : C::score_block(C::kGradM, 0);
+      scores += grad_row_warp() * kSecond;
     }
+    multiply_groups<T, C::kStream / 16, C::kStream, C::kGradWarps>(
+        gradient,
+        [&](uint32_t(&a)[4], int i, int k) {
+          if constexpr (C::kKeysResident) {
+            ptx::ldmatrix_x4_trans(a, scores + C::score_block(k, 2 * i));
+          } else {
+            ptx::ldmatrix_x4(a, scores + C::score_block(i, 2 * k));
+          }
+        },
+        stream, grad_warp(), lane);
   }
 
   // A gradient's rows, times `factor`. `tensor`: of dq, dk or dv.
@@ -190,13 +236,13 @@ struct SplitDBackward {
     const RowLayout layout{
         0, 0, tensor.dim_stride, 1, static_cast<int32_t>(dim), vectors ? LoadPath::kRows : LoadPath::kAny};
 #pragma unroll
-    for (int i = 0; i < C::kResident / 8; ++i) {
-      const int row = work.tile * C::kResident + 8 * i + lane / 4;
+    for (int i = 0; i < 2 * C::kGradM; ++i) {
+      const int row = work.tile * C::kResident + grad_row_warp() * C::kGradM * 16 + 8 * i + lane / 4;
       if (row >= storage.state.resident_rows) continue;
       const int64_t offset = C::kKeysResident ? key_row_offset(p, tensor, work.sequence, work.head, row, work.pass)
                                               : query_offset(p, tensor, work.sequence, work.head, row, work.pass);
-      store_columns<catalog::kSplitDWarps>(static_cast<T*>(tensor.data) + offset, layout, gradient[i / 2], i % 2 * 2,
-                                           factor, warp, lane);
+      store_columns<C::kGradWarps>(static_cast<T*>(tensor.data) + offset, layout, gradient[i / 2], i % 2 * 2, factor,
+                                   grad_warp(), lane);
     }
   }
 };

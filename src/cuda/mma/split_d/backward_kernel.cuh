@@ -27,13 +27,18 @@ __device__ __forceinline__ void run_split_d_backward(const BackwardParams& param
   for (int step = 0; step < steps; ++step) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // this step's tiles are there; everyone has left the step before
-    if (C::kStages == 2 && step + 1 < steps) {
-      block.load_stream(step + 1);
-      ptx::cp_async_commit();
-    }
+    // Half of the warps copy before their products, half behind them, so that each scheduler has a warp that
+    // multiplies.
     typename C::Sum::Partial partial = {};
-    block.multiply_scores(partial, step);
-    C::Sum::put(ptx::shared_address(storage.exchange), partial, block.warp, block.lane);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      if (C::kStages == 2 && step + 1 < steps && half == block.warp / (catalog::kSplitDWarps / 2)) {
+        block.load_stream(step + 1);
+        ptx::cp_async_commit();
+      }
+      if (half == 0) block.multiply_scores(partial, step);
+    }
+    C::Sum::put(block.exchange(), partial, block.source(), block.lane);
     __syncthreads();  // partial sums of all warps are there
     block.differentiate(partial, step);
     __syncthreads();  // P and dS are there
@@ -56,11 +61,12 @@ __device__ __forceinline__ void run_split_d_backward(const BackwardParams& param
 
 // kChoice: which of the bucket's tiles.
 template <class T, int kHeadDim, int kChoice, Side kSide>
-__global__ void __launch_bounds__(catalog::split_d_backward_tiles(kHeadDim)[kChoice].threads(), 1)
+__global__ void __launch_bounds__(catalog::split_d_backward_tiles(kHeadDim)[kChoice].keys.threads(), 1)
     split_d_backward_kernel(const __grid_constant__ BackwardParams params) {
-  using C = SplitDConfig<T, catalog::split_d_backward_tiles(kHeadDim)[kChoice], kSide>;
+  constexpr catalog::SplitDBackwardTilePair kTiles = catalog::split_d_backward_tiles(kHeadDim)[kChoice];
+  using C = SplitDConfig<T, kSide == Side::kRows ? kTiles.rows : kTiles.keys, kSide>;
   extern __shared__ __align__(128) char split_d_shared[];
-  if constexpr (C::kTile.smem_bytes(C::kKeysResident) <= kArchSharedBytes) {
+  if constexpr (C::kTile.smem_bytes() <= kArchSharedBytes) {
     run_split_d_backward<C>(params, *reinterpret_cast<SplitDBackwardStorage<C>*>(split_d_shared));
   }
 }

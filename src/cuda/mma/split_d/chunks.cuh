@@ -49,22 +49,32 @@ struct ChunkLoader {
     }
   }
 
+  // Addresses advance once for kUnroll copies: an address register waits until the copy before has left the queue.
   static __device__ __forceinline__ void load_rows(uint32_t target, const RowLayout& layout, const T* base,
                                                    int first_row, int rows, int chunks, int thread) {
+    constexpr int kUnroll = 4;
     const int row = thread / kWide % kRows, column = thread % kWide * tile::kChunkElems;
     int chunk = thread / (kWide * kRows);
-    const T* from = base + int64_t{first_row + row} * layout.seq_stride + chunk * kChunkColumns + column;
-    uint32_t to = target + chunk * kRows * kChunkRowBytes + ChunkSwizzle::offset(row, thread % kWide) * 2;
-#pragma unroll 2
-    for (; chunk < chunks; chunk += kAtOnce) {
-      const bool inside = chunk * kChunkColumns + column < layout.dim;
+    const T* from[kPasses];
+    from[0] = base + int64_t{first_row + row} * layout.seq_stride + chunk * kChunkColumns + column;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        ptx::cp_async_16(to + pass * kThreadRows * kChunkRowBytes, from + pass * kThreadRows * layout.seq_stride,
-                         inside && row + pass * kThreadRows < rows);
+    for (int pass = 1; pass < kPasses; ++pass) from[pass] = from[pass - 1] + kThreadRows * layout.seq_stride;
+    uint32_t to = target + chunk * kRows * kChunkRowBytes + ChunkSwizzle::offset(row, thread % kWide) * 2;
+#pragma unroll 1
+    for (; chunk < chunks; chunk += kUnroll * kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (chunk + i * kAtOnce >= chunks) break;
+        const bool inside = (chunk + i * kAtOnce) * kChunkColumns + column < layout.dim;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          ptx::cp_async_16(to + (i * kAtOnce * kRows + pass * kThreadRows) * kChunkRowBytes,
+                           from[pass] + i * kAtOnce * kChunkColumns, inside && row + pass * kThreadRows < rows);
+        }
       }
-      from += kAtOnce * kChunkColumns;
-      to += kAtOnce * kRows * kChunkRowBytes;
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) from[pass] += kUnroll * kAtOnce * kChunkColumns;
+      to += kUnroll * kAtOnce * kRows * kChunkRowBytes;
     }
   }
 
@@ -154,30 +164,20 @@ __device__ __forceinline__ void multiply_slice(float (&c)[kM][kColumnBlocks][4],
   }
 }
 
-// c += A B: A, kM x 16 rows in tile `a` of kColumnsA columns, kDepth x 16 of them, read as it stands or (kTransposed)
-// from rows that are columns of A; B: kDepth x 16 rows from tile `b` of kRowsB rows, every kWarps-th group of 16
-// columns from group `warp` on. c[i][2 n], c[i][2 n + 1]: group n of these.
-template <class T, int kDepth, int kColumnsA, int kRowsB, int kWarps, bool kTransposed, int kM, int kColumnBlocks>
-__device__ __forceinline__ void multiply_groups(float (&c)[kM][kColumnBlocks][4], uint32_t a, uint32_t b, int warp,
-                                                int lane) {
+// c += A B over kDepth x 16 rows of B from tile `b` of kRowsB rows, every kWarps-th group of 16 columns from group
+// `warp` on; c[i][2 n], c[i][2 n + 1]: group n of these. load_a(a, i, k): block (i, k) of A.
+template <class T, int kDepth, int kRowsB, int kWarps, int kM, int kColumnBlocks, class LoadA>
+__device__ __forceinline__ void multiply_groups(float (&c)[kM][kColumnBlocks][4], const LoadA& load_a, uint32_t b,
+                                                int warp, int lane) {
   static_assert(kWarps % 4 == 0, "a warp's groups are at the same place of their chunks");
-  constexpr int kN = kColumnBlocks / 2;
-  using FragmentA = tile::Fragments<kColumnsA>;
-  a += kTransposed ? FragmentA::lane_bytes_b(lane) : FragmentA::lane_bytes(lane);
+  constexpr int kN = kColumnBlocks / 2, kGroupBytes = kWarps / 4 * kRowsB * kChunkRowBytes;
   b = ((b + ChunkFragment::lane_bytes(lane)) ^ (warp % 4 * 32)) + warp / 4 * kRowsB * kChunkRowBytes;
-  constexpr int kGroupBytes = kWarps / 4 * kRowsB * kChunkRowBytes;
   uint32_t fa[kM][4], fb[2][4];
   ptx::ldmatrix_x4_trans(fb[0], b);
 #pragma unroll
   for (int k = 0; k < kDepth; ++k) {
 #pragma unroll
-    for (int i = 0; i < kM; ++i) {
-      if constexpr (kTransposed) {
-        FragmentA::load_transposed(fa[i], a, k, i);
-      } else {
-        FragmentA::load(fa[i], a, i, k);
-      }
-    }
+    for (int i = 0; i < kM; ++i) load_a(fa[i], i, k);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const int next = k * kN + n + 1, now = (k * kN + n) % 2;

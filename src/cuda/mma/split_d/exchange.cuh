@@ -11,11 +11,12 @@ namespace plait::cuda::mma {
 
 // kM x 16 rows by kN x 8 columns of scores, of which kSources warps have partial sums. Warp `self` of them keeps blocks
 // [self * kKept, (self + 1) * kKept), counted row by row, if self < kTargets. Sums have a fixed order. A barrier of the
-// warps between put() and add(), and another before the next put().
+// warps between put() and take(), and another before the next put().
 template <int kM, int kN, int kSources>
 struct Exchange {
   static constexpr catalog::SplitDExchange kShape{kM * kN, kSources};
-  static constexpr int kKept = kShape.kept(), kTargets = kShape.targets();
+  static constexpr int kKept = kShape.kept(), kTargets = kShape.targets(), kTargetBytes = kShape.target_bytes();
+  static constexpr int kBlockBytes = catalog::SplitDExchange::kBlockBytes;
   static_assert(kTargets * kKept == kM * kN && kTargets <= kSources && kN % kKept == 0, "kept blocks: of one row");
   using Partial = float[kM][kN][4];
   using Kept = float[kKept][4];
@@ -25,55 +26,47 @@ struct Exchange {
   static __device__ __forceinline__ int column_block(int self) { return self * kKept % kN; }
 
   static __device__ __forceinline__ void put(uint32_t buffer, const Partial& partial, int self, int lane) {
+    const uint32_t to = buffer + (kShape.own_in_registers() ? 0 : self * kKept * kBlockBytes) + lane * 16;
 #pragma unroll
     for (int target = 0; target < kTargets; ++target) {
-      if (target == self) continue;
-      const uint32_t to = slot(buffer, target, self, lane);
+      if (kShape.own_in_registers() && target == self) continue;
 #pragma unroll
       for (int b = 0; b < kKept; ++b) {
         const float(&v)[4] = partial[(target * kKept + b) / kN][(target * kKept + b) % kN];
         ptx::store_shared_16(
-            to + b * catalog::SplitDExchange::kBlockBytes,
+            to + target * kTargetBytes + b * kBlockBytes,
             {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])});
       }
     }
   }
 
-  // kept = the sum of sources first .. first + kCount; `partial`: the warp's own, taken if it is one of them.
+  // kept = the sum of sources first .. first + kCount; `partial`: the warp's own.
   template <int kCount>
   static __device__ __forceinline__ void take(Kept& kept, uint32_t buffer, const Partial& partial, int self, int first,
                                               int lane) {
+    const uint32_t from = buffer + self * kTargetBytes + first * kKept * kBlockBytes + lane * 16;
 #pragma unroll
     for (int b = 0; b < kKept; ++b) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) kept[b][e] = 0.0f;
     }
-#pragma unroll
-    for (int target = 0; target < kTargets; ++target) {
-      if (target != self || self < first || self >= first + kCount) continue;
+    if constexpr (kShape.own_in_registers()) {
+      static_assert(kCount == kSources);
 #pragma unroll
       for (int b = 0; b < kKept; ++b) {
+        const float(&low)[4] = partial[b / kN][b % kN], (&high)[4] = partial[(kKept + b) / kN][(kKept + b) % kN];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) kept[b][e] = partial[(target * kKept + b) / kN][(target * kKept + b) % kN][e];
+        for (int e = 0; e < 4; ++e) kept[b][e] = self == 0 ? low[e] : high[e];
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int source = first + i;
-      if (source == self) continue;
-      const uint32_t from = slot(buffer, self, source, lane);
+    for (int i = 0; i < (kShape.own_in_registers() ? 1 : kCount); ++i) {
 #pragma unroll
       for (int b = 0; b < kKept; ++b) {
-        const float4 v = ptx::load_shared_float4(from + b * catalog::SplitDExchange::kBlockBytes);
+        const float4 v = ptx::load_shared_float4(from + (i * kKept + b) * kBlockBytes);
         kept[b][0] += v.x, kept[b][1] += v.y, kept[b][2] += v.z, kept[b][3] += v.w;
       }
     }
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t slot(uint32_t buffer, int target, int source, int lane) {
-    const int index = target * (kSources - 1) + source - (source > target ? 1 : 0);
-    return buffer + index * kKept * catalog::SplitDExchange::kBlockBytes + lane * 16;
   }
 };
 

@@ -142,9 +142,12 @@ struct SplitDForward {
   // O += p v; before that O times the factors.
   __device__ __forceinline__ void add_values(Output& out, bool rescale) const {
     if (rescale) scale_output(out);
-    multiply_groups<T, kKeys / 16, kColumns, kKeys, kOutWarps, false>(
-        out, ptx::shared_address(storage.p) + out_row() * kColumns * 2, ptx::shared_address(storage.v), out_warp(),
-        lane);
+    using Fragment = tile::Fragments<kColumns>;
+    const uint32_t probabilities =
+        ptx::shared_address(storage.p) + out_row() * kColumns * 2 + Fragment::lane_bytes(lane);
+    multiply_groups<T, kKeys / 16, kKeys, kOutWarps>(
+        out, [&](uint32_t(&a)[4], int i, int k) { Fragment::load(a, probabilities, i, k); },
+        ptx::shared_address(storage.v), out_warp(), lane);
   }
 
   __device__ __forceinline__ void scale_output(Output& out) const {
