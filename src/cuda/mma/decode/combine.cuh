@@ -9,57 +9,60 @@ namespace plait::cuda::mma {
 
 inline constexpr int kVector = 4;  // columns that a thread merges at a time
 
-// The weighted sum of partial accumulators of one row, each with its own reference.
+// A row's reference and sum, and kVector columns of its accumulators.
 struct MergedRow {
-  float reference, sum;  // of the whole row
+  float reference = -FLT_MAX, sum = 0.0f;
+  float4 out{};
+
+  // What was merged so far in terms of a reference that is not lower.
+  __device__ __forceinline__ void raise(float to) {
+    const float factor = ptx::exp2_approx(reference - to);
+    reference = to;
+    sum *= factor;
+    out = make_float4(out.x * factor, out.y * factor, out.z * factor, out.w * factor);
+  }
+  // Adds a part whose reference is not higher.
+  __device__ __forceinline__ void add(float2 stats, const float4& v) {
+    const float weight = ptx::exp2_approx(stats.x - reference);
+    sum = fmaf(stats.y, weight, sum);
+    out = make_float4(fmaf(v.x, weight, out.x), fmaf(v.y, weight, out.y), fmaf(v.z, weight, out.z),
+                      fmaf(v.w, weight, out.w));
+  }
 };
 
-// Writes finished rows of a unit.
+// Columns [column, column + kVector) of a finished row of a unit; the thread of column 0 also writes the LSE.
 template <class T>
-struct RowWriter {
-  const DecodeParams& p;
-  const DecodeSegment& s;
-
-  __device__ __forceinline__ RowResult result(const MergedRow& row, int head) const {
-    const float sink =
-        p.problem.has_sinks ? static_cast<const float*>(p.tensors.sinks)[head * p.tensors.sinks_stride] : -CUDART_INF_F;
-    return finish_row(row.reference, row.sum, sink);
+__device__ __forceinline__ void write_row(const DecodeParams& p, const DecodeSegment& s, int row, int column,
+                                          const MergedRow& merged) {
+  const int of_head = s.row_begin + row, position = of_head / p.group;
+  const int head = s.head_kv * p.group + of_head - position * p.group;
+  const RowResult result =
+      finish_row(merged.reference, merged.sum, p.sinks != nullptr ? p.sinks[head * p.sinks_stride] : -CUDART_INF_F);
+  if (column == 0 && p.lse != nullptr) {
+    p.lse[s.batch * p.lse_batch_stride + head * p.lse_head_stride + position * p.lse_row_stride] = result.lse;
   }
-
-  // Columns [column, column + kVector) of row `row`; the thread of column 0 also writes the LSE.
-  __device__ __forceinline__ void write(int row, int column, const MergedRow& merged,
-                                        const float (&out)[kVector]) const {
-    const int at = (s.row_begin + row) / p.group, h = s.head_kv * p.group + s.row_begin + row - at * p.group;
-    const RowResult r = result(merged, h);
-    if (column == 0 && p.tensors.lse.data != nullptr) {
-      const RowTensor& lse = p.tensors.lse;
-      static_cast<float*>(lse.data)[s.sequence.batch * lse.batch_stride + h * lse.head_stride + at * lse.row_stride] =
-          r.lse;
-    }
-    const int64_t offset = row_offset(p, p.tensors.out, s, row, 0);
-    if (p.problem.out_dtype == DType::kFloat32) {
-      float* to = static_cast<float*>(p.tensors.out.data) + offset;
-      if (p.out.path == LoadPath::kAny) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) to[(column + i) * p.out.dim_stride] = out[i] * r.out_factor;
-      } else {
-        *reinterpret_cast<float4*>(to + column) =
-            make_float4(out[0] * r.out_factor, out[1] * r.out_factor, out[2] * r.out_factor, out[3] * r.out_factor);
-      }
+  const int64_t offset = row_offset(p, p.out, s, row, 0) + column * p.out.dim_stride;
+  const float out[kVector] = {merged.out.x * result.out_factor, merged.out.y * result.out_factor,
+                              merged.out.z * result.out_factor, merged.out.w * result.out_factor};
+  if (p.out_float) {
+    float* to = static_cast<float*>(p.out.data) + offset;
+    if (p.out.path != LoadPath::kAny) {
+      *reinterpret_cast<float4*>(to) = make_float4(out[0], out[1], out[2], out[3]);
       return;
     }
-    T* to = static_cast<T*>(p.tensors.out.data) + offset;
-    const uint32_t words[2] = {ptx::pack<T>(out[0] * r.out_factor, out[1] * r.out_factor),
-                               ptx::pack<T>(out[2] * r.out_factor, out[3] * r.out_factor)};
-    if (p.out.path == LoadPath::kAny) {
-      const T* values = reinterpret_cast<const T*>(words);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) to[(column + i) * p.out.dim_stride] = values[i];
-    } else {
-      *reinterpret_cast<uint2*>(to + column) = make_uint2(words[0], words[1]);
-    }
+    for (int i = 0; i < kVector; ++i) to[i * p.out.dim_stride] = out[i];
+    return;
   }
-};
+  T* to = static_cast<T*>(p.out.data) + offset;
+  const uint2 words = make_uint2(ptx::pack<T>(out[0], out[1]), ptx::pack<T>(out[2], out[3]));
+  if (p.out.path != LoadPath::kAny) {
+    *reinterpret_cast<uint2*>(to) = words;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) to[i * p.out.dim_stride] = reinterpret_cast<const T*>(&words)[i];
+}
 
 template <class T, catalog::DecodeTile kTile>
 struct Combine {
@@ -74,8 +77,8 @@ struct Combine {
 
   // Merges the warps; writes O and LSE if the segment is the whole unit, else the block's partial result. Called by the
   // whole block.
-  __device__ __forceinline__ void finish(const DecodeSegment& s, const typename Loop::Output& out,
-                                         SoftmaxRows<Loop::kRows>& rows) const {
+  __device__ __forceinline__ void finish(const DecodeSegment& s, const DecodePart& part,
+                                         const typename Loop::Output& out, SoftmaxRows<Loop::kRows>& rows) const {
     const int column_groups = p.out.dim / kVector;
 #pragma unroll
     for (int i = 0; i < Loop::kRows; ++i) rows.sum[i] = quad_sum(rows.sum[i]);
@@ -88,41 +91,33 @@ struct Combine {
 #pragma unroll 1
       for (int i = threadIdx.x; i < rows_here * column_groups; i += kTile.threads()) {
         const int r = i / column_groups, column = (i - r * column_groups) * kVector, row = block * kBlockRows + r;
-        float merged[kVector];
-        const MergedRow whole = merge_warps(r, column, merged);
-        if (s.parts == 1) {
-          RowWriter<T>{p, s}.write(row, column, whole, merged);
+        const MergedRow merged = merge_warps(r, column);
+        if (part.parts == 1) {
+          write_row<T>(p, s, row, column, merged);
           continue;
         }
-        const int64_t at = place(s, s.part, row);
-        *reinterpret_cast<float4*>(p.partial_out + at * p.out.dim + column) =
-            make_float4(merged[0], merged[1], merged[2], merged[3]);
-        if (column == 0) p.partial_stats[at] = make_float2(whole.reference, whole.sum);
+        const int64_t at = int64_t{part.slot(part.part)} * p.tile_rows + row;
+        *reinterpret_cast<float4*>(p.partial_out + at * p.out.dim + column) = merged.out;
+        if (column == 0) p.partial_stats[at] = make_float2(merged.reference, merged.sum);
       }
     }
   }
 
   // Behind finish(): the last block of a split unit to come here merges all its partial results. The counter is zero at
   // the launch. Called by the whole block.
-  __device__ __forceinline__ void arrive(const DecodeSegment& s) const {
-    if (s.parts == 1) return;
+  __device__ __forceinline__ void arrive(const DecodeSegment& s, const DecodePart& part) const {
+    if (part.parts == 1) return;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) storage.last = atomicAdd(p.arrivals + s.arrival, 1) == s.parts - 1;
+    if (threadIdx.x == 0) storage.last = atomicAdd(p.arrivals + part.arrival, 1) == part.parts - 1;
     __syncthreads();
     if (storage.last == 0) return;
     __threadfence();
-#pragma unroll 1
-    for (int row = warp; row < s.rows; row += kWarps) merge_stats(s, row);
-    __syncthreads();
     const int column_groups = p.out.dim / kVector;
 #pragma unroll 1
     for (int i = threadIdx.x; i < s.rows * column_groups; i += kTile.threads()) {
       const int row = i / column_groups, column = (i - row * column_groups) * kVector;
-      const float2 result = storage.results[row];
-      float merged[kVector];
-      merge_parts(s, row, column, result.x, merged);
-      RowWriter<T>{p, s}.write(row, column, {result.x, result.y}, merged);
+      write_row<T>(p, s, row, column, merge_parts(part, row, column));
     }
   }
 
@@ -144,72 +139,41 @@ struct Combine {
     }
   }
 
-  __device__ __forceinline__ MergedRow merge_warps(int r, int column, float (&merged)[kVector]) const {
-    MergedRow whole{-FLT_MAX, 0.0f};
+  __device__ __forceinline__ MergedRow merge_warps(int r, int column) const {
+    MergedRow whole;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) whole.reference = fmaxf(whole.reference, storage.stats[w][r].x);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) merged[i] = 0.0f;
-#pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float2 stats = storage.stats[w][r];
-      const float weight = ptx::exp2_approx(stats.x - whole.reference);
-      whole.sum = fmaf(stats.y, weight, whole.sum);
-      const float4 v = *reinterpret_cast<const float4*>(storage.stage(w) + r * Storage::kStagePitch + column);
-      merged[0] = fmaf(v.x, weight, merged[0]);
-      merged[1] = fmaf(v.y, weight, merged[1]);
-      merged[2] = fmaf(v.z, weight, merged[2]);
-      merged[3] = fmaf(v.w, weight, merged[3]);
+      whole.add(storage.stats[w][r],
+                *reinterpret_cast<const float4*>(storage.stage(w) + r * Storage::kStagePitch + column));
     }
     return whole;
   }
 
-  __device__ __forceinline__ int64_t place(const DecodeSegment& s, int part, int row) const {
-    return int64_t{s.slot(part)} * p.tile_rows + row;
-  }
-
-  // Reference and sum of a row over all parts. Called by a whole warp.
-  __device__ __forceinline__ void merge_stats(const DecodeSegment& s, int row) const {
-    float reference = -FLT_MAX, sum = 0.0f;
-    for (int part = lane; part < s.parts; part += 32) {
-      const float2 stats = __ldcg(p.partial_stats + place(s, part, row));
-      const float raised = fmaxf(reference, stats.x);
-      sum = sum * ptx::exp2_approx(reference - raised) + stats.y * ptx::exp2_approx(stats.x - raised);
-      reference = raised;
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, reference, step);
-      const float other_sum = __shfl_xor_sync(kAllLanes, sum, step), raised = fmaxf(reference, other);
-      sum = sum * ptx::exp2_approx(reference - raised) + other_sum * ptx::exp2_approx(other - raised);
-      reference = raised;
-    }
-    if (lane == 0) storage.results[row] = make_float2(reference, sum);
-  }
-
-  __device__ __forceinline__ void merge_parts(const DecodeSegment& s, int row, int column, float reference,
-                                              float (&merged)[kVector]) const {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) merged[i] = 0.0f;
+  __device__ __forceinline__ MergedRow merge_parts(const DecodePart& part, int row, int column) const {
+    MergedRow whole;
 #pragma unroll 1
-    for (int first = 0; first < s.parts; first += kPartsAtOnce) {
+    for (int first = 0; first < part.parts; first += kPartsAtOnce) {
       float4 v[kPartsAtOnce];
-      float of[kPartsAtOnce];
+      float2 stats[kPartsAtOnce];
+      float highest = whole.reference;
 #pragma unroll
       for (int i = 0; i < kPartsAtOnce; ++i) {
-        const int64_t at = place(s, min(first + i, s.parts - 1), row);
+        stats[i] = make_float2(-FLT_MAX, 0.0f);
+        v[i] = {};
+        if (first + i >= part.parts) continue;
+        const int64_t at = int64_t{part.slot(first + i)} * p.tile_rows + row;
+        stats[i] = __ldcg(p.partial_stats + at);
         v[i] = __ldcg(reinterpret_cast<const float4*>(p.partial_out + at * p.out.dim + column));
-        of[i] = __ldcg(&p.partial_stats[at].x);
       }
 #pragma unroll
-      for (int i = 0; i < kPartsAtOnce; ++i) {
-        const float weight = first + i < s.parts ? ptx::exp2_approx(of[i] - reference) : 0.0f;
-        merged[0] = fmaf(v[i].x, weight, merged[0]);
-        merged[1] = fmaf(v[i].y, weight, merged[1]);
-        merged[2] = fmaf(v[i].z, weight, merged[2]);
-        merged[3] = fmaf(v[i].w, weight, merged[3]);
-      }
+      for (int i = 0; i < kPartsAtOnce; ++i) highest = fmaxf(highest, stats[i].x);
+      whole.raise(highest);
+#pragma unroll
+      for (int i = 0; i < kPartsAtOnce; ++i) whole.add(stats[i], v[i]);
     }
+    return whole;
   }
 };
 

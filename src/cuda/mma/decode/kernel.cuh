@@ -6,23 +6,19 @@
 
 namespace plait::cuda::mma {
 
-// Called by the whole block, which no longer uses `storage`.
-template <class T, catalog::DecodeTile kTile>
+// Called by the whole block, which no longer uses `storage`; it does again until the next barrier.
+template <class T, catalog::DecodeTile kTile, class PartOf>
 __device__ __forceinline__ void attend_segment(const DecodeParams& params, DecodeStorage<T, kTile>& storage,
-                                               const DecodeSegment& own) {
+                                               const DecodeSegment& segment, const PartOf& part_of) {
   using Loop = DecodeMainloop<T, kTile>;
-  __syncthreads();
-  if (threadIdx.x == 0) storage.segment = own;
-  __syncthreads();
-  const DecodeSegment& segment = storage.segment;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   typename Loop::Output out{};
   SoftmaxRows<Loop::kRows> rows;
-  Loop{params, storage, warp, lane}.run(segment, out, rows);
+  Loop{params, storage, warp, lane}.run(segment, part_of, out, rows);
   const Combine<T, kTile> combine{params, storage, warp, lane};
-  combine.finish(segment, out, rows);
+  combine.finish(storage.segment, storage.part, out, rows);
   ptx::wait_for_grid();  // the counters are zero
-  combine.arrive(segment);
+  combine.arrive(storage.segment, storage.part);
 }
 
 // kSize, kGpu: which of the bucket's tiles.
@@ -33,20 +29,41 @@ __global__ void __launch_bounds__(catalog::decode_tiles(kHeadDim)[kSize][kGpu].t
   constexpr catalog::DecodeTile kTile = catalog::decode_tiles(kHeadDim)[kSize][kGpu];
   extern __shared__ __align__(128) char shared[];
   auto& storage = *reinterpret_cast<DecodeStorage<T, kTile>*>(shared);
-  if (params.problem.cached) ptx::wait_for_grid();  // new keys and turned queries
   const DecodeSchedule schedule{params, kTile.step_keys};
   const bool fixed = params.split_keys > 0;
-  const unsigned steps = schedule.find(0xffffffffu).unit_begin;
-  const Shares shares(steps, gridDim.x, fixed ? 1 : kFewestSteps);
-  if (blockIdx.x >= shares.workers) return;
-  const unsigned end = fixed ? steps : shares.begin(blockIdx.x + 1);
+  Shares shares = params.shares;
+  unsigned step = 0, end = 0;
+  const auto deal = [&] {
+    step = fixed ? blockIdx.x : shares.begin(blockIdx.x);
+    end = fixed ? shares.steps : shares.begin(blockIdx.x + 1);
+  };
+  if (params.ragged) {
+    ptx::wait_for_grid();  // new keys and turned queries
+  } else {
+    deal();
+  }
+  bool counted = !params.ragged;
 #pragma unroll 1
-  for (unsigned step = fixed ? blockIdx.x : shares.begin(blockIdx.x); step < end;) {
-    const StepPlace at = schedule.find(step);
+  while (true) {
+    const StepPlace at = schedule.find(counted ? step : kAllSteps);
+    if (!counted) {
+      shares = Shares::of(at.unit_begin, gridDim.x, fixed ? 1 : kFewestSteps);
+      if (blockIdx.x >= shares.workers) return;
+      deal();
+      counted = true;
+      continue;
+    }
     const unsigned upto = fixed ? step + gridDim.x : min(end, at.unit_begin + at.keys.steps);
-    attend_segment<T, kTile>(params, storage,
-                             fixed ? schedule.split(at, step) : schedule.share(at, shares, blockIdx.x, step, upto));
+    if (threadIdx.x == kTile.threads() - 1) storage.place = at, storage.shares = shares;
+    attend_segment<T, kTile>(params, storage, fixed ? schedule.split(at, step) : schedule.share(at, step, upto),
+                             [&params, &storage, step] {
+                               const DecodeSchedule of{params, kTile.step_keys};
+                               return params.split_keys > 0 ? of.split_part(storage.place, step)
+                                                            : of.share_part(storage.place, storage.shares, blockIdx.x);
+                             });
     step = upto;
+    if (step >= end) return;
+    __syncthreads();
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <bit>
+#include <tuple>
 
 #include "cuda/mma/decode/decode.hpp"
 #include "cuda/mma/decode/kernel.cuh"
@@ -10,52 +11,75 @@
 
 namespace plait::cuda::mma {
 
-inline KeyMap key_map(const AttentionProblem& p, const AttentionTensors& t, const RowLayout& k, const RowLayout& v,
-                      int64_t cache_rows) {
-  KeyMap map;
+inline DecodeTensor decode_tensor(const AttentionProblem& p, const CanonicalTensor& t, const RowLayout& layout) {
+  DecodeTensor d{
+      t.data,       t.batch_stride, t.head_stride, layout.seq_stride, 0, p.joint_passes() > 1 ? t.pseudo_stride : 0,
+      t.dim_stride, layout.dim,     layout.path};
+  return d;
+}
+
+// Rows in groups: `block_stride` from group to group, `row_stride` in one.
+inline void set_groups(DecodeTensor& t, int64_t block_stride, int64_t row_stride) {
+  t.block_stride = block_stride, t.row_stride = row_stride;
+}
+
+inline void set_keys(DecodeParams& params, const AttentionProblem& p, const AttentionTensors& t) {
+  const RowLayout k = row_layout(p, t.k, p.head_dim), v = row_layout(p, t.v, p.head_dim_v);
+  params.vectors = k.path != LoadPath::kAny && v.path != LoadPath::kAny;
+  params.k = decode_tensor(p, t.k, k), params.v = decode_tensor(p, t.v, v);
+  params.key_group_log2 = -1;
   if (p.page_size > 0) {
-    map.group = static_cast<int32_t>(p.page_size);
-    map.table = t.cache.block_table;
-    map.table_stride = t.cache.block_stride;
-    map.table_entries = cache_rows;
-    map.k_block_stride = t.k.batch_stride, map.k_row_stride = t.k.seq_stride;
-    map.v_block_stride = t.v.batch_stride, map.v_row_stride = t.v.seq_stride;
+    params.key_group = static_cast<int>(p.page_size);
+    set_groups(params.k, t.k.batch_stride, t.k.seq_stride), set_groups(params.v, t.v.batch_stride, t.v.seq_stride);
+    params.k.batch_stride = params.v.batch_stride = 0;
+    params.table = t.cache.block_table, params.table_stride = t.cache.block_stride;
   } else if (k.per > 1 || v.per > 1) {
-    map.group = std::max(k.per, v.per);
-    map.k_block_stride = t.k.seq_stride, map.k_row_stride = t.k.pseudo_stride;
-    map.v_block_stride = t.v.seq_stride, map.v_row_stride = t.v.pseudo_stride;
+    params.key_group = static_cast<int>(p.pseudo_heads);
+    set_groups(params.k, t.k.seq_stride, t.k.pseudo_stride), set_groups(params.v, t.v.seq_stride, t.v.pseudo_stride);
   }
-  if (map.group > 0 && std::has_single_bit(static_cast<uint32_t>(map.group))) {
-    map.group_log2 = std::countr_zero(static_cast<uint32_t>(map.group));
-  }
-  return map;
+  const auto group = static_cast<uint32_t>(params.key_group);
+  if (std::has_single_bit(group)) params.key_group_log2 = std::countr_zero(group);
 }
 
 inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionProblem& p, const AttentionTensors& t,
                                   int64_t cache_rows, void* workspace) {
   DecodeParams params{};
-  params.problem = p;
-  params.tensors = t;
-  params.q = row_layout(p, t.q, p.head_dim);
-  params.k = row_layout(p, t.k, p.head_dim);
-  params.v = row_layout(p, t.v, p.head_dim_v);
-  params.out = row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype));
-  params.vectors = params.k.path != LoadPath::kAny && params.v.path != LoadPath::kAny;
-  params.map = key_map(p, t, params.k, params.v, cache_rows);
+  params.ragged = p.cached, params.causal = p.causal;
+  params.batch = static_cast<int>(p.batch), params.units = static_cast<int>(layout.units);
+  params.row_tiles = static_cast<int>(layout.row_tiles), params.group = static_cast<int>(layout.group);
+  params.rows = static_cast<int>(layout.rows), params.tile_rows = static_cast<int>(layout.tile_rows);
+  params.mask_rows = static_cast<int>(p.seqlen_q * p.rows_per_position());
+  params.key_capacity = static_cast<int>(layout.keys);
+  params.split_keys = static_cast<int>(layout.split_keys), params.splits = static_cast<int>(layout.splits);
+  params.window_left = p.window_left, params.window_right = p.window_right;
+  params.token_group =
+      p.mode == HeadMode::kInterleaved && p.mask == PseudoMask::kToken ? static_cast<int>(p.pseudo_heads) : 1;
+  params.passes = static_cast<int>(p.joint_passes());
   params.score = ScoreScale::of(p);
-  params.cache_rows = cache_rows;
-  params.group = static_cast<int>(layout.group);
-  params.rows = static_cast<int>(layout.rows);
-  params.row_tiles = static_cast<int>(layout.row_tiles);
-  params.tile_rows = static_cast<int>(layout.tile_rows);
-  params.units = static_cast<int>(layout.units);
-  params.rows_per_position = static_cast<int>(p.rows_per_position());
-  params.split_keys = static_cast<int>(layout.split_keys);
-  params.splits = static_cast<int>(layout.splits);
+  set_keys(params, p, t);
+  const int64_t per = p.rows_per_position();
+  params.rows_in_group = static_cast<int>(per);
+  for (const auto& [to, from, dim, bytes] : {std::tuple{&params.q, &t.q, p.head_dim, int64_t{2}},
+                                             {&params.out, &t.out, p.head_dim_v, dtype_bytes(p.out_dtype)}}) {
+    *to = decode_tensor(p, *from, row_layout(p, *from, dim, bytes));
+    if (per > 1) set_groups(*to, from->seq_stride, from->pseudo_stride);
+  }
+  params.seqlens = t.cache.seqlens, params.batch_idx = t.cache.batch_idx;
+  params.cache_rows = cache_rows, params.new_keys = p.new_keys;
+  if (!params.ragged) {
+    params.keys = params.keys_of(params.key_capacity, layout.tile.step_keys);
+    params.shares = Shares::of(static_cast<unsigned>(p.batch * layout.units * params.keys.steps),
+                               static_cast<unsigned>(layout.workers), layout.split_keys > 0 ? 1 : kFewestSteps);
+  }
   char* at = static_cast<char*>(workspace);
   params.partial_out = reinterpret_cast<float*>(at);
   params.partial_stats = reinterpret_cast<float2*>(at + layout.out_bytes);
   params.arrivals = reinterpret_cast<int*>(at + layout.out_bytes + layout.stats_bytes);
+  params.out_float = p.out_dtype == DType::kFloat32;
+  params.lse = static_cast<float*>(t.lse.data);
+  params.lse_batch_stride = t.lse.batch_stride, params.lse_head_stride = t.lse.head_stride;
+  params.lse_row_stride = t.lse.row_stride;
+  params.sinks = p.has_sinks ? static_cast<const float*>(t.sinks) : nullptr, params.sinks_stride = t.sinks_stride;
   return params;
 }
 
@@ -74,7 +98,8 @@ void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const 
   if (layout.rows == 0 || p.batch == 0) return;
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
   const auto go = [&]<int kSize, int kGpu>() {
-    launch_decode_tile<T, kHeadDim, kSize, kGpu>(params, layout.workers, compute_capability, stream);
+    launch_decode_tile<T, kHeadDim, kSize, kGpu>(params, params.ragged ? layout.workers : params.shares.workers,
+                                                 compute_capability, stream);
   };
   const bool large_gpu = layout.choice.gpu == 0;
   if constexpr (catalog::decode_tiles(kHeadDim)[1][0].row_blocks > 1) {

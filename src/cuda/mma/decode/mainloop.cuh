@@ -2,29 +2,11 @@
 // Called by kernel.cuh.
 #pragma once
 
+#include "cuda/mma/decode/storage.cuh"
 #include "cuda/mma/decode/stream.cuh"
 #include "cuda/tile/fragment.cuh"
 
 namespace plait::cuda::mma {
-
-template <class T, catalog::DecodeTile kTile>
-struct alignas(128) DecodeStorage {
-  static constexpr int kBlockRows = catalog::DecodeTile::kBlockRows;
-  alignas(128) T q[kTile.rows() * kTile.head_dim];
-  // Each warp's own; behind the key loop, its accumulators of one row block (stage()).
-  alignas(128) T ring[kTile.warps][kTile.slots * kTile.slot_elems()];
-  int2 bounds[kTile.rows()];              // keys [lo, hi) of each row in this segment
-  float2 stats[kTile.warps][kBlockRows];  // reference and sum of each row of a row block
-  uint32_t masks[kTile.warps][kTile.steps_under_way()];
-  float2 results[kTile.rows()];  // of a unit's last block: the rows' reference and sum over all parts
-  DecodeSegment segment;         // here, not in registers: the key loop needs them
-  int last;                      // whether this block is the unit's last
-
-  // fp32 rows at a pitch that gives eight rows of a fragment eight different groups of banks.
-  static constexpr int kStagePitch = kTile.head_dim + 8;
-  static_assert(sizeof(float) * kBlockRows * kStagePitch <= sizeof(T) * kTile.slots * kTile.slot_elems());
-  __device__ __forceinline__ float* stage(int warp) { return reinterpret_cast<float*>(ring[warp]); }
-};
 
 template <class T, catalog::DecodeTile kTile>
 struct DecodeMainloop {
@@ -47,41 +29,41 @@ struct DecodeMainloop {
   Storage& storage;
   int warp, lane;
 
-  // All keys of a segment, all passes. Called by the whole block, which no longer uses `storage`.
-  __device__ __forceinline__ void run(const DecodeSegment& segment, Output& out, SoftmaxRows<kRows>& rows) const {
-    find_bounds(segment);
-    const int passes = static_cast<int>(params.problem.joint_passes());
+  // All keys of a segment, all passes. `part_of` tells its part, while the first keys are on their way. Called by the
+  // whole block, which no longer uses `storage`.
+  template <class PartOf>
+  __device__ __forceinline__ void run(const DecodeSegment& segment, const PartOf& part_of, Output& out,
+                                      SoftmaxRows<kRows>& rows) const {
 #pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass) {
+    for (int pass = 0; pass < params.passes; ++pass) {
       if (pass > 0) __syncthreads();  // all warps have read the queries before
-      run_pass(segment, pass, out, rows);
+      run_pass(segment, pass, part_of, out, rows);
     }
   }
 
  private:
+  static_assert(kTile.rows() <= kTile.threads());
+
   __device__ __forceinline__ void find_bounds(const DecodeSegment& segment) const {
-    const NarrowRowMask mask = NarrowRowMask::of(params.problem, segment.sequence.q_len, segment.sequence.kv_len);
-    if (threadIdx.x < kTile.rows()) {
-      const int i = threadIdx.x,
-                row = segment.row_begin + min(i, segment.rows - 1);  // rows past the last one are like it
-      const Interval seen = mask.row(row / params.group);
-      const int lo = max(static_cast<int>(seen.lo), segment.key_begin);
-      storage.bounds[i] = {lo, max(lo, min(static_cast<int>(seen.hi), segment.key_end))};
-    }
+    if (threadIdx.x >= kTile.rows()) return;
+    const int row = segment.row_begin + min(static_cast<int>(threadIdx.x), segment.rows - 1);  // past the last: like it
+    const Interval seen = params.mask(segment.sequence_keys).row(row / params.group);
+    const int lo = max(static_cast<int>(seen.lo), segment.key_begin);
+    storage.bounds[threadIdx.x] = {lo, max(lo, min(static_cast<int>(seen.hi), segment.key_end))};
   }
 
   __device__ __forceinline__ void load_queries(const DecodeSegment& segment, int pass) const {
     constexpr int kChunks = kHeadDim / tile::kChunkElems;
     const uint32_t target = ptx::shared_address(storage.q);
-    const T* q = static_cast<const T*>(params.tensors.q.data);
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTile.rows() * kChunks; i += kTile.threads()) {
-      const int r = i / kChunks, chunk = i % kChunks, column = chunk * tile::kChunkElems;
+      const int r = i / kChunks, column = i % kChunks * tile::kChunkElems;
       const bool inside = r < segment.rows;
-      const T* from = q + row_offset(params, params.tensors.q, segment, inside ? r : 0, pass);
-      const uint32_t to = target + tile::Swizzle<kHeadDim>::offset(r, chunk) * sizeof(T);
+      const T* from =
+          static_cast<const T*>(params.q.data) + row_offset(params, params.q, segment, inside ? r : 0, pass);
+      const uint32_t to = target + tile::Swizzle<kHeadDim>::offset(r, i % kChunks) * sizeof(T);
       if (params.q.path == LoadPath::kAny) {
-        store_chunk(to, from, column, params.q, inside);
+        store_chunk(to, from, column, params.q.columns(), inside);
       } else {
         ptx::cp_async_16(to, from + column, inside && column < params.q.dim);
       }
@@ -91,7 +73,8 @@ struct DecodeMainloop {
 
   // The items of a ring are keys, values, keys, ... of the warp's steps. Before item i is used, item i + kSlots - 1 is
   // sent for, into the place of item i - 1; the loop begins early to fill the ring.
-  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, Output& out,
+  template <class PartOf>
+  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, const PartOf& part_of, Output& out,
                                            SoftmaxRows<kRows>& rows) const {
     constexpr int kEarlySteps = kSlots / 2;
     constexpr bool kEven = kSlots % 2 == 0;
@@ -106,13 +89,20 @@ struct DecodeMainloop {
     int key = segment.key_begin + warp * kKeys;
 #pragma unroll 1
     for (int step = -kEarlySteps;; ++step) {
-      ptx::cp_async_wait<kSlots - 2>();
       if (step == 0) {
-        __syncthreads();  // queries and bounds, by all threads for all
+        if (pass == 0) {
+          find_bounds(segment);
+          if (threadIdx.x == kTile.threads() - 1) storage.segment = segment, storage.part = part_of();
+        }
+        ptx::cp_async_wait<kSlots - 1>();
+        __syncthreads();  // queries, bounds, segment and part, by all threads for all
         if constexpr (kQueryInRegisters) read_queries(queries, query_lanes);
       }
-      if (step >= 0 && key >= segment.key_end) break;
-      __syncwarp();
+      if (step >= 0) {
+        if (key >= segment.key_end) break;
+        ptx::cp_async_wait<kSlots - 2>();
+        __syncwarp();
+      }
       if (kEven) {
         if (step > -kEarlySteps) stream.load_values(ring + free_slot);
       } else {
@@ -127,8 +117,10 @@ struct DecodeMainloop {
       }
       advance(slot, free_slot);
 
-      ptx::cp_async_wait<kSlots - 2>();
-      __syncwarp();
+      if (step >= 0) {
+        ptx::cp_async_wait<kSlots - 2>();
+        __syncwarp();
+      }
       kEven ? stream.load_keys(ring + free_slot) : stream.load_values(ring + free_slot);
       ptx::cp_async_commit();
       if (step >= 0) {
@@ -160,7 +152,7 @@ struct DecodeMainloop {
     if (params.score.transform) transform_scores(scores, params.score);
     const int2 first = storage.bounds[0], last = storage.bounds[kTile.rows() - 1];
     if (key < last.x || key + kKeys > first.y) apply_bounds(scores, storage.bounds, key, lane);
-    if (params.map.table != nullptr) {
+    if (params.table != nullptr) {
       const uint32_t mask = storage.masks[warp][step % kTile.steps_under_way()];
       if (mask != Stream::kAllKeys) apply_mask(scores, mask);
     }

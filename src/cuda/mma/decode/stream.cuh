@@ -33,33 +33,32 @@ struct KeyStream {
   __device__ __forceinline__ KeyStream(const DecodeParams& params, const DecodeSegment& s, int pass,
                                        uint32_t* warp_masks, int first_key, int key_stride)
       : p(params), masks(warp_masks), lane(threadIdx.x % 32), key(first_key), key_end(s.key_end), stride(key_stride) {
-    const auto start = [&](const CanonicalTensor& t) {
-      const int64_t sequence = p.map.table != nullptr ? 0 : s.sequence.kv_batch * t.batch_stride;
-      return static_cast<const T*>(t.data) + sequence + s.head_kv * t.head_stride +
-             (p.problem.joint_passes() > 1 ? pass * t.pseudo_stride : 0);
+    const auto start = [&](const DecodeTensor& t) {  // the batch stride of pages is 0
+      return static_cast<const T*>(t.data) + s.kv_batch * t.batch_stride + s.head_kv * t.head_stride +
+             pass * t.pass_stride;
     };
-    k = start(p.tensors.k), v = start(p.tensors.v);
-    table = p.map.table != nullptr ? p.map.table + s.sequence.batch * p.map.table_stride : nullptr;
+    k = start(p.k), v = start(p.v);
+    table = p.table != nullptr ? p.table + s.batch * p.table_stride : nullptr;
     fetch(key);
   }
 
   __device__ __forceinline__ void load_keys(uint32_t slot) {
     if (key >= key_end) return;
-    if (p.map.group != 0) locate();
-    load(slot, k, p.k, p.map.k_block_stride, p.map.k_row_stride);
+    if (p.key_group != 0) locate();
+    load(slot, k, p.k);
   }
   __device__ __forceinline__ void load_values(uint32_t slot) {
     if (key >= key_end) return;
-    load(slot, v, p.v, p.map.v_block_stride, p.map.v_row_stride);
+    load(slot, v, p.v);
     key += stride;
     ++step;
   }
 
  private:
   __device__ __forceinline__ int block_of(int position) const {
-    return p.map.group_log2 >= 0
-               ? position >> p.map.group_log2
-               : static_cast<int>(static_cast<unsigned>(position) / static_cast<unsigned>(p.map.group));
+    return p.key_group_log2 >= 0
+               ? position >> p.key_group_log2
+               : static_cast<int>(static_cast<unsigned>(position) / static_cast<unsigned>(p.key_group));
   }
 
   // Reads page ids a step before they are needed.
@@ -70,40 +69,37 @@ struct KeyStream {
 
   __device__ __forceinline__ void locate() {
     const int mine = key + lane % kKeys, index = block_of(mine);
-    row = mine - index * p.map.group;
+    row = mine - index * p.key_group;
     block = index;
     if (table == nullptr) return;
-    const bool exists = mine < key_end && entry >= 0 && entry < p.map.table_entries;
+    const bool exists = mine < key_end && entry >= 0 && entry < p.cache_rows;
     block = exists ? entry : -1;
     const uint32_t mask = __ballot_sync(kAllLanes, exists) & kAllKeys;
     if (lane == 0) masks[step % kTile.steps_under_way()] = mask;
     fetch(key + stride);
   }
 
-  __device__ __forceinline__ void load(uint32_t slot, const T* head, const RowLayout& layout, int64_t block_stride,
-                                       int64_t row_stride) const {
+  __device__ __forceinline__ void load(uint32_t slot, const T* head, const DecodeTensor& t) const {
     const int first_row = lane / kWide, chunk = lane % kWide;
-    if (p.vectors && p.map.group == 0) {
-      const T* from = head + (key + first_row) * layout.seq_stride + chunk * tile::kChunkElems;
+    if (!p.vectors) {
+      load_any(slot, head, t);
+    } else if (p.key_group == 0) {
+      const T* from = head + (key + first_row) * t.row_stride + chunk * tile::kChunkElems;
 #pragma unroll kPassesAtOnce
       for (int pass = 0; pass < kPasses; ++pass) {
         const int r = first_row + pass * kRowsPerPass;
-        copy(slot, r, chunk, from, layout.dim, key + r < key_end);
-        from += kRowsPerPass * layout.seq_stride;
+        copy(slot, r, chunk, from, t.dim, key + r < key_end);
+        from += kRowsPerPass * t.row_stride;
       }
-      return;
-    }
-    if (p.vectors) {
+    } else {
 #pragma unroll kPassesAtOnce
       for (int pass = 0; pass < kPasses; ++pass) {
         const int r = first_row + pass * kRowsPerPass;
         const int of = __shfl_sync(kAllLanes, block, r), at = __shfl_sync(kAllLanes, row, r);
-        const T* from = head + of * block_stride + at * row_stride + chunk * tile::kChunkElems;
-        copy(slot, r, chunk, from, layout.dim, key + r < key_end && of >= 0);
+        const T* from = head + of * t.block_stride + at * t.row_stride + chunk * tile::kChunkElems;
+        copy(slot, r, chunk, from, t.dim, key + r < key_end && of >= 0);
       }
-      return;
     }
-    load_any(slot, head, layout, block_stride, row_stride);
   }
 
   __device__ __forceinline__ static void copy(uint32_t slot, int r, int chunk, const T* from, int dim, bool inside) {
@@ -115,22 +111,21 @@ struct KeyStream {
     }
   }
 
-  __device__ __forceinline__ void load_any(uint32_t slot, const T* head, const RowLayout& layout, int64_t block_stride,
-                                           int64_t row_stride) const {
+  __device__ __forceinline__ void load_any(uint32_t slot, const T* head, const DecodeTensor& t) const {
     const int chunk = lane % kWide;
 #pragma unroll 1
     for (int r = lane / kWide; r < kKeys; r += kRowsPerPass) {
       bool inside = key + r < key_end;
-      int64_t offset = (key + r) * layout.seq_stride;
-      if (p.map.group != 0) {
+      int64_t offset = (key + r) * t.row_stride;
+      if (p.key_group != 0) {
         const int of = __shfl_sync(kAllLanes, block, r), at = __shfl_sync(kAllLanes, row, r);
         inside = inside && of >= 0;
-        offset = of * block_stride + at * row_stride;
+        offset = of * t.block_stride + at * t.row_stride;
       }
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) {
         const uint32_t to = slot + (tile::Swizzle<kTile.head_dim>::offset(r, chunk) + group * kGroupElems) * sizeof(T);
-        store_chunk(to, head + offset, group * kGroupElems + chunk * tile::kChunkElems, layout, inside);
+        store_chunk(to, head + offset, group * kGroupElems + chunk * tile::kChunkElems, t.columns(), inside);
       }
     }
   }
