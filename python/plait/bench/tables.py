@@ -128,8 +128,8 @@ def _iha(rows: list[dict]) -> str:
         lines.append((case.part, case.length, row["pass"], what))
     lines.sort(key=lambda line: (list(peers).index(line[0]), line[1], line[2] != "fwd"))
     title = _text(
-        "IHA, joint, 20 heads, P 4, D 128, bf16, FLOP-matched windows. Premix is that of Q, K and V, with RoPE on Q and",
-        "K. Peers are einsum and an eager rotation (premix), FlashAttention-2 on the pseudo-heads as heads, without",
+        "IHA, joint, 20 heads, P 4, D 128, bf16, FLOP-matched windows. Premix is that of Q, K and V, RoPE on Q and K.",
+        "Peers are einsum and an eager rotation (premix), FlashAttention-2 on the pseudo-heads as heads, without",
         "their merge (attention), and causal cuDNN attention (layer).",
     )
     cells = [[f"{part}, N {length}, {kind}", *what] for part, length, kind, what in lines]

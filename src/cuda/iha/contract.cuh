@@ -46,33 +46,22 @@ struct RoleBarriers {
   static __device__ __forceinline__ void gradient_alone() { ptx::named_barrier(4, kGradient); }
 };
 
-// The stages' number at which loads begin, their places, and when the gradient's sums move.
-class Pace {
- public:
-  __device__ __forceinline__ Pace(const ContractLayout& layout, int stages, int slices)
-      : slices_(slices), stages_(stages), in_ring_(layout.stages) {}
-  __device__ __forceinline__ int first() const { return 1 - in_ring_; }
-  __device__ __forceinline__ bool works(int n) const { return n >= 0 && n < stages_; }
-  __device__ __forceinline__ int slices() const { return slices_; }
-  // Turns of the gradient's warps to move their sums after stage n: one with a barrier for each slice.
-  __device__ __forceinline__ int flush_turns(int n) const {
-    return (n + 1) % kFlushStages == 0 || n + 1 == stages_ ? slices_ : 0;
-  }
-
- private:
-  int slices_, stages_, in_ring_;
-};
+// Loads begin before stage 0; a role has nothing to work on then, and in the step behind the last stage.
+template <int kColumns>
+__device__ __forceinline__ bool has_stage(const Block<kColumns>& block, int n) {
+  return n >= 0 && n < block.stages;
+}
 
 // Loads run ahead of the stage that is worked on, its narrow rows leave one stage later.
 template <class T, int kColumns>
 __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& layout, const Block<kColumns>& block,
-                                          const Pace& pace, int thread) {
+                                          int thread) {
   const int ahead = layout.stages - 1, ring = layout.stages + 2;
   unsigned char *stages = block.memory() + layout.stage_offset, *staging = block.memory() + layout.staging_offset;
   const bool makes_rows = job.narrow_out.data != nullptr;
   const Mover<T, kColumns> mover(job, layout, block, thread);
   int slot = 0, turning = 0, entry = 0, entry_before = ring - 1, half = 0;  // slot, entry: of stage n + ahead
-  for (int n = pace.first(); n <= block.stages; ++n) {
+  for (int n = 1 - layout.stages; n <= block.stages; ++n) {
     wait_stages(ahead - 1);
     RoleBarriers::rows_and_movers();  // stage n is there, and stage n - 1 has been worked on
     RoleBarriers::gradient_and_movers();
@@ -85,7 +74,7 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
     ptx::cp_async_commit();
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
     entry = entry + 1 < ring ? entry + 1 : 0;
-    if (!pace.works(n)) continue;
+    if (!has_stage(block, n)) continue;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stages + turning * layout.stage_bytes);
       turning = turning + 1 < layout.stages ? turning + 1 : 0;
@@ -99,19 +88,19 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
 
 template <class T, int kNarrowTiles, int kColumns>
 __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& layout, const Block<kColumns>& block,
-                                          const Pace& pace, int warp, int lane) {
+                                          int warp, int lane) {
   unsigned char *stages = block.memory() + layout.stage_offset, *staging = block.memory() + layout.staging_offset;
   const bool makes_rows = job.narrow_out.data != nullptr;
   const RowsRole<T, kNarrowTiles, kColumns> role(job, block, warp, lane);
   const int ahead = layout.stages - 1, ring = layout.stages + 2;
   int slot = 0, half = 0, entry = 1;  // entry: of stage n + ahead + 1, which the last of these warps describes
-  for (int n = pace.first(); n <= block.stages; ++n) {
+  for (int n = 1 - layout.stages; n <= block.stages; ++n) {
     RoleBarriers::rows_and_movers();
     if (warp == ContractLayout::kRowsWarps - 1) {
       describe_stage<T>(job, layout, block, n + ahead + 1, block.entries(layout, entry), lane);
       entry = entry + 1 < ring ? entry + 1 : 0;
     }
-    if (!pace.works(n)) continue;
+    if (!has_stage(block, n)) continue;
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
@@ -126,21 +115,24 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
 
 template <class T, int kNarrowTiles, int kColumns>
 __device__ __forceinline__ void sum_gradient(const Job& job, const ContractLayout& layout, const Block<kColumns>& block,
-                                             const Pace& pace, int warp, int lane) {
+                                             int warp, int lane) {
   unsigned char* stages = block.memory() + layout.stage_offset;
   GradientRole<T, kNarrowTiles, kColumns> role(job, block, warp, lane);
+  // The warps move their sums slice by slice, a barrier behind each.
+  const int slices = job.partials != nullptr ? GradientRole<T, kNarrowTiles, kColumns>::slices(block.wide) : 0;
   int slot = 0;
-  for (int n = pace.first(); n <= block.stages; ++n) {
+  for (int n = 1 - layout.stages; n <= block.stages; ++n) {
     RoleBarriers::gradient_and_movers();
-    if (!pace.works(n)) continue;
+    if (!has_stage(block, n)) continue;
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
       RoleBarriers::gradient_and_movers();
       RoleBarriers::rows_and_gradient();
     }
-    if (job.partials != nullptr) role.work(job, layout, block, pace.slices(), stage);
-    for (int turn = 0; turn < pace.flush_turns(n); ++turn) {
+    if (slices > 0) role.work(job, layout, block, slices, stage);
+    const bool flushes = (n + 1) % kFlushStages == 0 || n + 1 == block.stages;
+    for (int turn = 0; flushes && turn < slices; ++turn) {
       role.flush(reinterpret_cast<float*>(block.memory() + layout.sums_offset), turn, block.wide);
       RoleBarriers::gradient_alone();
     }
@@ -169,18 +161,16 @@ __global__ void __launch_bounds__(ContractLayout::kThreads, 1)
   }
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int slices = GradientRole<T, kNarrowTiles, kColumns>::slices(block.wide);
-  const Pace pace(layout, block.stages, job.partials != nullptr ? slices : 0);
   prepare_block<T, kNarrowTiles>(job, layout, block);
   __syncthreads();
   if (warp == kMovers) describe_stage<T>(job, layout, block, 0, block.entries(layout, 0), lane);
   __syncthreads();
   if (warp < kRowsWarps) {
-    make_rows<T, kNarrowTiles>(job, layout, block, pace, warp, lane);
+    make_rows<T, kNarrowTiles>(job, layout, block, warp, lane);
   } else if (warp < kMovers) {
-    sum_gradient<T, kNarrowTiles>(job, layout, block, pace, warp - kRowsWarps, lane);
+    sum_gradient<T, kNarrowTiles>(job, layout, block, warp - kRowsWarps, lane);
   } else {
-    move_rows<T>(job, layout, block, pace, static_cast<int>(threadIdx.x) - kMovers * 32);
+    move_rows<T>(job, layout, block, static_cast<int>(threadIdx.x) - kMovers * 32);
   }
   if (job.partials == nullptr) return;
   __syncthreads();
