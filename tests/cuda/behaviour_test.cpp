@@ -160,7 +160,7 @@ TEST(CudaBehaviour, EmptyProblems) {
 
 TEST(CudaBehaviour, WhatTensorCoresCannotTakeIsRefusedByName) {
   for (const auto& [dtype, dim] : std::initializer_list<std::pair<DType, int64_t>>{
-           {DType::kFloat32, 64}, {DType::kFloat16, 65}, {DType::kBFloat16, 264}}) {
+           {DType::kFloat32, 64}, {DType::kFloat16, 65}, {DType::kBFloat16, 265}}) {
     AttentionCase c;
     c.problem = sizes(1, 2, 1, 8, 8, dim, dim);
     c.problem.dtype = dtype;

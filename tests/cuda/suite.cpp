@@ -211,9 +211,10 @@ void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected
   check_gradients(c, a, t, expected);
 }
 
-// The forward over key ranges, even ones or of a fixed size; it takes no packed problems.
+// The forward over key ranges, even ones or of a fixed size; it takes no packed problems and no head dims of split_d.
 void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, const Expected& expected) {
   if (!target.splits() || c.external || !c.problem.q_lens.empty() || !c.problem.kv_lens.empty()) return;
+  if (std::max(a.problem.head_dim, a.problem.head_dim_v) > catalog::kMmaMaxHeadDim) return;
   AttentionOptions options = options_of(c.problem, target.backend(), c.layout);
   options.strategy = Strategy::kSplitKv;
   if (c.problem.seed % 2 == 1) options.split_size = 16 + static_cast<int64_t>(c.problem.seed % 90);

@@ -58,6 +58,8 @@ def test_tables_hold_every_bar(folder):
     for line in (
         "Measured on NVIDIA H200, 2026-11-30, torch 2.11.0+cu130, cuDNN 9.19",
         "| forward, D 128, causal | 400 (1.60x) | 400 (1.60x) | 400 (1.60x) | 400 (1.60x) |",
+        "| B8 Sk32768 H32/8 D128 decode, fwd | 3,400 | - | - |",
+        "| B1 S8192 H8 D512 causal, bwd | 400 | - | - |",
         "| backward, D 64, full | 400 (1.60x) | 400 (1.60x) | 400 (1.60x) | 400 (1.60x) |",
         "| B1 S4096 H32 D128 full fp16 | 400 | 4.0 | 100x |",
         "| premix, N 8192, bwd | 3,400 GB/s | 4.00x | 80% |",

@@ -47,6 +47,12 @@ def render(folder: Path) -> str:
     parts += [_attention(rows.get("prefill", []), rows.get("backward", []))]
     parts += [_naive(files.get("prefill", {"rows": []})["rows"])]
     parts += [_iha(rows.get("iha", [])), _matrix(files.get("matrix", {"rows": []})["rows"])]
+    if "decode" in files:
+        read = files["decode"]["env"].get("read_tb_s", 0.0)
+        title = f"Decode, bf16, one query: GB/s of keys and values; a plain read of memory got {1000 * read:,.0f} GB/s."
+        parts += [_beside(rows["decode"], title, {"cudnn": "cuDNN", "fa2": "FA2"})]
+    title = "Head dims above 256, bf16: TFLOP/s. Of torch's kernels on this GPU only these two take them."
+    parts += [_beside(rows.get("large_head_dim", []), title, {"efficient": "efficient", "math": "math"})]
     parts += [_llama(rows.get("llama", []))]
     return "\n" + "\n".join(part for part in parts if part) + "\n"
 
@@ -148,6 +154,19 @@ def _matrix(rows: list[dict]) -> str:
         lines.append([row["case"], row["backend"], *cells])
     title = _text("Forward, fp16: latency (TFLOP/s).")
     return title + "\n" + markdown(["", "backend", "plait", "cuda_naive", "cuDNN", "FA2"], lines) if lines else ""
+
+
+def _beside(rows: list[dict], title: str, peers: dict[str, str]) -> str:
+    """The rate of each row, and of peers with what plait's is of theirs."""
+    lines = []
+    for row in rows:
+        if row["regime"] != "burst":
+            continue
+        rates = [(name, row["peers"].get(name)) for name in peers]
+        cells = ["-" if rate is None else f"{report.number(rate)} ({row['ours'] / rate:.2f}x)" for _, rate in rates]
+        lines.append([f"{row['case']}, {row['pass']}", report.number(row["ours"]), *cells])
+    heads = ["", "plait", *(f"{name} (plait is)" for name in peers.values())]
+    return _text(title) + "\n" + markdown(heads, lines) if lines else ""
 
 
 def _llama(rows: list[dict]) -> str:
