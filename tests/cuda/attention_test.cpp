@@ -232,7 +232,8 @@ TEST(CudaAttention, AccuracyBars) {
   for (const DType dtype : kDtypes) {
     for (const double gain : {1.0, 4.0}) {
       for (const int64_t dim : {32, 64, 96, 128, 192, 256, 512, 1024}) {
-        const bool large = dim > catalog::kMmaMaxHeadDim;  // the reference is slow there; fp32 sums are longer than its bar
+        const bool large =
+            dim > catalog::kMmaMaxHeadDim;  // the reference is slow there; fp32 sums are longer than its bar
         if (large && dtype == DType::kFloat32) continue;
         for (const bool causal : {false, true}) {
           GpuCase c = make(fmt::format("bars: gain {} D {} causal {}", gain, dim, causal), ++seed, dtype,
