@@ -11,19 +11,20 @@ namespace plait {
 struct Implementation {
   Backend backend;
   // Planning; null where there is nothing to choose. See cpu/cpu.hpp for what they fill in.
-  void (*plan_attention)(const AttentionProblem&, const DeviceInfo&, Plan&);
-  void (*plan_premix)(const PremixProblem&, const DeviceInfo&, Plan&);
+  void (*plan_attention)(const AttentionProblem&, const DeviceInfo&, Plan&) = nullptr;
+  void (*plan_premix)(const PremixProblem&, const DeviceInfo&, Plan&) = nullptr;
   // Whether the backend runs these premixes at once; then the plan gets their workspace. Null: one after the other.
-  bool (*plan_premixes)(std::span<const PremixProblem>, const DeviceInfo&, Plan&);
-  void (*plan_collapse)(const CollapseProblem&, const DeviceInfo&, Plan&);
-  void (*plan_kvcache)(const KvCacheProblem&, const DeviceInfo&, Plan&);
+  bool (*plan_premixes)(std::span<const PremixProblem>, const DeviceInfo&, Plan&) = nullptr;
+  void (*plan_collapse)(const CollapseProblem&, const DeviceInfo&, Plan&) = nullptr;
+  void (*plan_kvcache)(const KvCacheProblem&, const DeviceInfo&, Plan&) = nullptr;
   // Running, by problem.op.
-  void (*run_attention)(const Plan&, const AttentionProblem&, const AttentionTensors&, void*, const Executor&);
-  void (*run_premix)(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&);
+  void (*run_attention)(const Plan&, const AttentionProblem&, const AttentionTensors&, void*,
+                        const Executor&) = nullptr;
+  void (*run_premix)(const Plan&, const PremixProblem&, const PremixTensors&, void*, const Executor&) = nullptr;
   void (*run_premixes)(const Plan&, std::span<const PremixProblem>, std::span<const PremixTensors>, void*,
-                       const Executor&);
-  void (*run_collapse)(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&);
-  void (*run_kvcache)(const Plan&, const KvCacheProblem&, const KvCacheTensors&, void*, const Executor&);
+                       const Executor&) = nullptr;
+  void (*run_collapse)(const Plan&, const CollapseProblem&, const CollapseTensors&, void*, const Executor&) = nullptr;
+  void (*run_kvcache)(const Plan&, const KvCacheProblem&, const KvCacheTensors&, void*, const Executor&) = nullptr;
 };
 
 using Registry = std::span<const Implementation>;

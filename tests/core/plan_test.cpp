@@ -19,7 +19,7 @@ void plan_fake(const AttentionProblem&, const DeviceInfo& device, Plan& plan) {
 }
 
 constexpr Implementation fake(Backend backend, decltype(Implementation::plan_attention) plan_attention) {
-  return {backend, plan_attention, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return {.backend = backend, .plan_attention = plan_attention};
 }
 constexpr std::array<Implementation, 4> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr),
                                                fake(Backend::kCudaMma, plan_fake),
