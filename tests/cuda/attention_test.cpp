@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "catalog/catalog.hpp"
 #include "cuda/suite.hpp"
 
 namespace plait::testing {
