@@ -6,13 +6,15 @@
 #include "cuda/aux/aux.hpp"
 #include "cuda/common/rows.cuh"
 #include "cuda/common/softmax.cuh"
+#include "cuda/ptx/level.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace plait::cuda::aux {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 5;     // enough loads in flight; bounds the registers
+// Enough loads in flight; bounds the registers. Turing has room for 1024 threads.
+constexpr int kBlocksPerSm = ptx::kCapability >= 80 ? 5 : 4;
 constexpr int kRowsPerBlock = 128;  // of one head
 constexpr int kVectorBytes = 16;
 

@@ -93,7 +93,7 @@ __device__ __forceinline__ float block_sum(float value, float* warps) {
 
 // A block: one head, every slices-th run of tokens; dx, and its share of dr.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, ptx::kCapability >= 80 ? 3 : 2)
     per_head_backward_kernel(const __grid_constant__ Job job, int64_t slices) {
   __shared__ float warps[kThreads / 32];
   const int head = static_cast<int>(blockIdx.x % job.heads);

@@ -4,6 +4,13 @@
 
 namespace plait::ptx {
 
+// The compute capability (times 10) that device code is compiled for; launch bounds depend on it.
+#if defined(__CUDA_ARCH__)
+inline constexpr int kCapability = __CUDA_ARCH__ / 10;
+#else
+inline constexpr int kCapability = 90;
+#endif
+
 #if defined(PLAIT_MMA_LEVEL)
 inline constexpr int kLevel = PLAIT_MMA_LEVEL;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
