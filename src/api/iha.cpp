@@ -54,14 +54,17 @@ Premixes validate_all(std::span<const PremixArgs> args, size_t count, const Vali
   return all;
 }
 
-// Throws where a premix writes what another one reads or writes. `outputs`: of each premix.
-template <class Outputs>
-void check_apart(std::span<const PremixArgs> args, const Outputs& outputs) {
+// Throws where a premix writes what another one reads or writes. `outputs`: of each premix; `dy`: null in a forward
+// call.
+template <class Outputs, class Dy>
+void check_apart(std::span<const PremixArgs> args, const Outputs& outputs, const Dy& dy) {
   for (size_t i = 0; i < args.size(); ++i) {
     for (size_t j = 0; j < args.size(); ++j) {
       for (const Named& output : outputs(i)) {
         if (i == j) continue;
-        check_no_alias({output}, {{"x of another premix", &args[j].x}, {"w of another premix", &args[j].w}});
+        check_no_alias({output}, {{"x of another premix", &args[j].x},
+                                  {"w of another premix", &args[j].w},
+                                  {"dy of another premix", dy(j)}});
         for (const Named& other : outputs(j)) check_no_alias({output}, {{"an output of another premix", other.view}});
       }
     }
@@ -98,7 +101,9 @@ Plan plan_premix_backward(std::span<const PremixArgs> args, const DeviceInfo& de
 void premix_forward(std::span<const PremixArgs> args, std::span<const TensorView> ys, const Plan& plan, void* workspace,
                     const Executor& executor) {
   const Premixes all = validate_all(args, ys.size(), [&](size_t i) { return validate(args[i], &ys[i]); });
-  check_apart(args, [&](size_t i) { return std::array{Named{"y", &ys[i]}}; });
+  check_apart(
+      args, [&](size_t i) { return std::array{Named{"y", &ys[i]}}; },
+      [](size_t) -> const TensorView* { return nullptr; });
   run(all, plan, workspace, executor);
 }
 
@@ -106,7 +111,9 @@ void premix_backward(std::span<const PremixArgs> args, std::span<const PremixGra
                      void* workspace, const Executor& executor) {
   const auto one = [&](size_t i) { return validate(args[i], &gradients[i].dy, &gradients[i].dx, &gradients[i].dw); };
   const Premixes all = validate_all(args, gradients.size(), one);
-  check_apart(args, [&](size_t i) { return std::array{Named{"dx", &gradients[i].dx}, Named{"dw", &gradients[i].dw}}; });
+  check_apart(
+      args, [&](size_t i) { return std::array{Named{"dx", &gradients[i].dx}, Named{"dw", &gradients[i].dw}}; },
+      [&](size_t i) { return &gradients[i].dy; });
   run(all, plan, workspace, executor);
 }
 

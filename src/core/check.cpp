@@ -123,8 +123,7 @@ std::string axes_text(const Axes& axes, const char* heads, const char* seqlen, c
 void check_tensor(Named tensor, int rank, const std::string& expected) {
   const TensorView& view = *tensor.view;
   if (view.rank != rank) {
-    refuse(tensor.name, fmt::format("got rank {} {}, expected {}", view.rank,
-                                    view.rank <= kMaxRank ? view.shape_string() : "", expected));
+    refuse(tensor.name, fmt::format("got rank {} {}, expected {}", view.rank, view.shape_string(), expected));
   }
   int64_t count = 1;
   for (int i = 0; i < rank; ++i) {

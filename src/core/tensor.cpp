@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <span>
 
 #include "plait/error.hpp"
@@ -31,7 +32,8 @@ TensorView TensorView::contiguous(void* data, DType dtype, std::initializer_list
 }
 
 std::string TensorView::shape_string() const {
-  return fmt::format("[{}]", fmt::join(std::span(shape.data(), static_cast<size_t>(rank)), ", "));
+  const auto axes = static_cast<size_t>(std::clamp(rank, 0, kMaxRank));  // a wrong rank is for refusals to tell
+  return fmt::format("[{}]", fmt::join(std::span(shape.data(), axes), ", "));
 }
 
 }  // namespace plait

@@ -50,6 +50,10 @@ TEST(Premixes, WrongArgumentsAreNamedWithTheirNumber) {
   EXPECT_EQ(refusal(args, ys).find("y[1]: "), 0u) << refusal(args, ys);
   args[1].w.shape[0] = kHeads + 1;
   EXPECT_EQ(refusal(args, ys).find("w[1]: "), 0u) << refusal(args, ys);
+  for (const int rank : {-1, INT32_MIN, kMaxRank + 1, INT32_MAX}) {
+    args[1].w.rank = rank;
+    EXPECT_EQ(refusal(args, ys).find("w[1]: got rank "), 0u) << refusal(args, ys);
+  }
   EXPECT_EQ(refusal({}, {}).find("args: "), 0u);
   EXPECT_EQ(refusal({a.args()}, ys).find("args: got 1 premixes and results of 2"), 0u);
 }
