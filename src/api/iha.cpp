@@ -60,8 +60,8 @@ template <class Outputs, class Dy>
 void check_apart(std::span<const PremixArgs> args, const Outputs& outputs, const Dy& dy) {
   for (size_t i = 0; i < args.size(); ++i) {
     for (size_t j = 0; j < args.size(); ++j) {
+      if (i == j) continue;
       for (const Named& output : outputs(i)) {
-        if (i == j) continue;
         check_no_alias({output}, {{"x of another premix", &args[j].x},
                                   {"w of another premix", &args[j].w},
                                   {"dy of another premix", dy(j)}});

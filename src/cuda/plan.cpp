@@ -9,6 +9,7 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "catalog/mma_tiles.hpp"
+#include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
 #include "cuda/mma/backward/workspace.hpp"
@@ -47,6 +48,19 @@ void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device
                                 : "dq is added up in fp32 by all key tiles");
 }
 
+// Sends a call that cuda_mma cannot take, and why, to cuda_naive; or refuses it where cuda_mma was asked for, or with
+// `strategy` a strategy that cuda_naive lacks.
+void leave_mma(Backend asked, bool strategy, const std::string& why, const char* way_out, Plan& plan) {
+  const bool backend = asked == Backend::kCudaMma;
+  if (backend || strategy) throw Error(ErrorCode::kUnsupported, backend ? "backend" : "strategy", why + way_out);
+  plan.backend = Backend::kCudaNaive;
+  plan.reasons.push_back(why);
+}
+void leave_mma(const AttentionProblem& p, const std::string& why, Plan& plan) {
+  const bool strategy = p.strategy == Strategy::kSplitKv || p.strategy == Strategy::kSplitD || p.split_size > 0;
+  leave_mma(p.backend, strategy, why, "; use backend and strategy auto, or cuda_naive", plan);
+}
+
 bool is_split_d(const AttentionProblem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) >= catalog::kMmaSplitDMinHeadDim;
 }
@@ -59,15 +73,10 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
       forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
   const catalog::SplitDBackwardTilePair* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
   if (tile == nullptr && backward == nullptr) {
-    const std::string why = fmt::format("split_d of cuda_mma has no tile of head dims {} and {} for {} KB",
-                                        problem.head_dim, problem.head_dim_v, smem / 1024);
-    if (problem.backend == Backend::kCudaMma || problem.strategy == Strategy::kSplitD) {
-      throw Error(ErrorCode::kUnsupported, problem.backend == Backend::kCudaMma ? "backend" : "strategy",
-                  why + " of shared memory; use backend and strategy auto, or cuda_naive");
-    }
-    plan.backend = Backend::kCudaNaive;
-    plan.reasons.push_back(why + " of shared memory");
-    return;
+    return leave_mma(problem,
+                     fmt::format("split_d of cuda_mma has no tile of head dims {} and {} for {} KB of shared memory",
+                                 problem.head_dim, problem.head_dim_v, smem / 1024),
+                     plan);
   }
   plan.reasons.push_back(fmt::format("split_d: a head dim of {} is above {}, so the warps of a block share it out", dim,
                                      catalog::kMmaMaxHeadDim));
@@ -92,14 +101,10 @@ template <class Problem>
 bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   if (plan.backend != Backend::kCudaMma) return false;
   if (iha::supports(problem, iha::Limits::of(device))) return true;
-  const std::string why =
-      fmt::format("cuda_mma cannot hold {} heads x {} pseudo-heads of head dim {} in {} KB", problem.heads,
-                  problem.pseudo_heads, problem.head_dim, device.smem_per_block_bytes / 1024);
-  if (problem.backend == Backend::kCudaMma) {
-    throw Error(ErrorCode::kUnsupported, "backend", why + " of shared memory; use backend auto or cuda_naive");
-  }
-  plan.backend = Backend::kCudaNaive;
-  plan.reasons.push_back(why);
+  leave_mma(problem.backend, /*strategy=*/false,
+            fmt::format("cuda_mma cannot hold {} heads x {} pseudo-heads of head dim {} in {} KB of shared memory",
+                        problem.heads, problem.pseudo_heads, problem.head_dim, device.smem_per_block_bytes / 1024),
+            "; use backend auto or cuda_naive", plan);
   return false;
 }
 
@@ -109,14 +114,8 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
   if (plan.backend != Backend::kCudaMma || rows <= kMostRows) return;
-  const std::string why = fmt::format("{} rows or keys of a head are more than cuda_mma counts ({})", rows, kMostRows);
-  const bool strategy_free = problem.strategy == Strategy::kAuto || problem.strategy == Strategy::kSplitQ;
-  if (problem.backend == Backend::kCudaMma || !strategy_free || problem.split_size > 0) {
-    throw Error(ErrorCode::kUnsupported, problem.backend == Backend::kCudaMma ? "backend" : "strategy",
-                why + "; use backend and strategy auto, or cuda_naive");
-  }
-  plan.backend = Backend::kCudaNaive;
-  plan.reasons.push_back(why);
+  leave_mma(problem, fmt::format("{} rows or keys of a head are more than cuda_mma counts ({})", rows, kMostRows),
+            plan);
 }
 
 }  // namespace
@@ -171,11 +170,11 @@ void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan&
   if (plan.backend == Backend::kCudaMma && mma::cache_served(problem, device, plan)) {
     plan.strategy = Strategy::kSplitKv;
     mma::plan_decode(problem.attention, device, plan);
-    plan.workspace_bytes += mma::turned_queries_bytes(problem);
+    plan.workspace_bytes += mma::aligned(query_copy_bytes(problem, problem.attention.dtype));
   } else {
     if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
     plan.tile_m = plan.tile_n = naive::kTile;
-    plan.workspace_bytes = naive::kvcache_workspace_bytes(problem);
+    plan.workspace_bytes = query_copy_bytes(problem, DType::kFloat32);
   }
   note_build(plan);
 }

@@ -134,8 +134,11 @@ def test_strategies_and_the_oracle_agree(strategy):
 
 
 def test_a_sequence_does_not_depend_on_its_batch():
-    # Dao-AILab/flash-attention#1922, #1897: one sequence alone, then beside others, with a fixed split size.
-    call = make(lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True)
+    check_alone_and_together(make(lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True))
+
+
+def check_alone_and_together(call):
+    """Dao-AILab/flash-attention#1922, #1897: one sequence alone, then beside others, with a fixed split size."""
     together = call.run(split_size=64, return_lse=True)
     for b, length in enumerate(call.lengths):
         alone = plait.attention_with_kvcache(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/mix.cuh"
+#include "cuda/common/query_copy.hpp"
 #include "cuda/common/rows.cuh"
 
 namespace plait::cuda {
@@ -86,13 +87,6 @@ inline Mix turned_queries(const KvCacheProblem& p, const KvCacheTensors& t, cons
   Mix queries = mix_of(p, t.attention.q, y, a.heads_q, a.seqlen_q, a.head_dim, p.iha ? &t.w_q : nullptr);
   turn(p, t, queries);
   return queries;
-}
-
-// [batch, heads_q, seqlen_q, pseudo, head_dim], contiguous: the queries after rotation and mix.
-inline CanonicalTensor query_copy(const KvCacheProblem& p, DType dtype, void* data) {
-  const AttentionProblem& a = p.attention;
-  const int64_t pseudo = p.iha ? a.pseudo_heads : 1, row = pseudo * a.head_dim;
-  return {data, dtype, a.heads_q * a.seqlen_q * row, a.seqlen_q * row, row, a.head_dim, 1};
 }
 
 }  // namespace plait::cuda

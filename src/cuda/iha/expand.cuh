@@ -164,6 +164,7 @@ __device__ __forceinline__ void run_segment(const Job& job, const ExpandLayout& 
 
 // Large jobs are worked on one after the other by all blocks, so that they end together; small ones side by side.
 template <class T, int kSteps>
+// Without stmatrix (before sm_90) two steps of heads need more than the 128 registers of two blocks.
 __global__ void __launch_bounds__(kMaxWarps * 32, kSteps <= (ptx::kCapability >= 90 ? 2 : 1) ? 2 : 1)
     expand_kernel(const __grid_constant__ Jobs<ExpandLayout> jobs) {
   extern __shared__ __align__(16) unsigned char shared[];

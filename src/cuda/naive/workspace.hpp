@@ -41,13 +41,4 @@ inline int64_t collapse_workspace_bytes(const CollapseProblem& p) {
   return WeightGrid(p.heads, p.heads * p.pseudo_heads, p.batch * p.seqlen).workspace_bytes;
 }
 
-// Queries are rotated and mixed into a copy, fp32 [batch, heads_q, seqlen_q, pseudo, head_dim].
-inline bool copies_queries(const KvCacheProblem& p) { return p.has_rope || p.iha; }
-inline int64_t kvcache_workspace_bytes(const KvCacheProblem& p) {
-  const AttentionProblem& a = p.attention;
-  if (!copies_queries(p)) return 0;
-  return a.batch * a.heads_q * a.seqlen_q * (p.iha ? a.pseudo_heads : 1) * a.head_dim *
-         static_cast<int64_t>(sizeof(float));
-}
-
 }  // namespace plait::cuda::naive

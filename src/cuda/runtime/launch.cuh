@@ -14,6 +14,14 @@ namespace plait::cuda {
 inline constexpr int64_t kMaxBlocks = 0x7fffffff;      // grid.x
 inline constexpr int kDefaultSharedBytes = 48 * 1024;  // more has to be asked for, per kernel and device
 
+template <class... Params>
+void allow_shared_bytes(void (*kernel)(Params...), int shared_bytes) {
+  if (shared_bytes <= kDefaultSharedBytes) return;
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             shared_bytes),
+        "cudaFuncSetAttribute");
+}
+
 // `blocks` 0: nothing is launched. Grids are one-dimensional: heads and batches above 65,535 need no other limit.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream,
@@ -24,11 +32,7 @@ void launch(void (*kernel)(Params...), int64_t blocks, int threads, int shared_b
                 "needs " + std::to_string(blocks) + " thread blocks, a launch has at most " +
                     std::to_string(kMaxBlocks) + "; split the batch");
   }
-  if (shared_bytes > kDefaultSharedBytes) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               shared_bytes),
-          "cudaFuncSetAttribute");
-  }
+  allow_shared_bytes(kernel, shared_bytes);
   kernel<<<dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), static_cast<size_t>(shared_bytes),
            stream>>>(args...);
   check(cudaGetLastError(), "kernel launch");
@@ -50,11 +54,7 @@ void launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, in
     launch(kernel, blocks, threads, shared_bytes, stream, args...);
     return;
   }
-  if (shared_bytes > kDefaultSharedBytes) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               shared_bytes),
-          "cudaFuncSetAttribute");
-  }
+  allow_shared_bytes(kernel, shared_bytes);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -1,4 +1,4 @@
-"""Tensors and training steps for both CUDA backends. Called by test_gpu_results.py and test_gpu_streams.py."""
+"""Tensors and training steps for both CUDA backends. Called by the tests beside it."""
 
 import pytest
 import torch
@@ -22,3 +22,31 @@ def train(call, tensors, dout):
     inputs = leaves(tensors)
     out = call(*inputs)
     return [out.detach(), *torch.autograd.grad(out, inputs, dout.to(out.dtype))]
+
+
+def captured(call):
+    """A graph of `call`, warmed up on a side stream as torch asks."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
+
+
+def decoded_in_a_graph(step, now, whole, lengths):
+    """The outputs of all steps, from one captured `step` over the tensors `now`. They take one position of `whole`
+    after the other; `lengths` count up from 0 on the device."""
+    graph, out = captured(step)
+    lengths.zero_()
+    outs = []
+    for i in range(whole[0].shape[2]):
+        for to, tensor in zip(now, whole, strict=True):
+            to.copy_(tensor[:, :, i : i + 1])
+        graph.replay()
+        outs.append(out.clone())
+    return torch.cat(outs, 2)

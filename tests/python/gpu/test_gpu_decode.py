@@ -7,6 +7,7 @@ import plait
 import pytest
 import torch
 from cache_calls import make
+from gpu_calls import decoded_in_a_graph
 from on_gpu import suite
 
 CPU = suite("test_kv_cache", skip={})
@@ -35,15 +36,9 @@ def test_auto_takes_tensor_cores_for_caches(dtype):
 
 @HALF
 def test_a_sequence_does_not_depend_on_its_batch(dtype):
-    # Dao-AILab/flash-attention#1922, #1897: one sequence alone, then beside others, with a fixed split size.
-    call = make(D=64, Dv=64, lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True, dtype=dtype)
-    together = call.run(split_size=64, return_lse=True)
-    for b, length in enumerate(call.lengths):
-        alone = plait.attention_with_kvcache(
-            call.q[b : b + 1], call.k_cache[b : b + 1], call.v_cache[b : b + 1], cache_seqlens=length, causal=True,
-            split_size=64, return_lse=True,
-        )  # fmt: skip
-        assert all(torch.equal(x[b : b + 1], y) for x, y in zip(together, alone, strict=True))
+    CPU["check_alone_and_together"](
+        make(D=64, Dv=64, lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True, dtype=dtype)
+    )
     q, k, v = (torch.randn(3, H, S, 128).to(dtype) for H, S in ((8, 2), (2, 500), (2, 500)))
     together = plait.flash_attention(q, k, v, split_size=64)
     alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
@@ -67,19 +62,6 @@ def test_lengths_grow_in_a_graph(page, dtype):
         lengths.add_(1)
         return out
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-    lengths.zero_()
-    outs = []
-    for i in range(count):
-        for to, whole in zip(now, (q, k, v), strict=True):
-            to.copy_(whole[:, :, i : i + 1])
-        graph.replay()
-        outs.append(out.clone())
+    outs = decoded_in_a_graph(step, now, (q, k, v), lengths)
     expected = plait.flash_attention(q, k, v, causal=True, backend="cuda_naive")
-    torch.testing.assert_close(torch.cat(outs, 2), expected, rtol=4 * torch.finfo(dtype).eps, atol=2e-3)
+    torch.testing.assert_close(outs, expected, rtol=4 * torch.finfo(dtype).eps, atol=2e-3)

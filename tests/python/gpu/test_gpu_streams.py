@@ -6,21 +6,7 @@ import oracle
 import plait
 import pytest
 import torch
-from gpu_calls import EACH_BACKEND, leaves, make, train
-
-
-def captured(call):
-    """A graph of `call`, warmed up on a side stream as torch asks."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
-    return graph, results
+from gpu_calls import EACH_BACKEND, captured, decoded_in_a_graph, leaves, make, train
 
 
 @EACH_BACKEND
@@ -98,16 +84,9 @@ def test_decoding_in_a_graph(page):
         lengths.add_(1)
         return out
 
-    graph, out = captured(step)
-    lengths.zero_()
-    outs = []
-    for i in range(count):
-        for to, whole in zip(now, (q, k, v), strict=True):
-            to.copy_(whole[:, :, i : i + 1])
-        graph.replay()
-        outs.append(out.clone())
+    outs = decoded_in_a_graph(step, now, (q, k, v), lengths)
     expected = plait.flash_attention(q, k, v, causal=True)
-    torch.testing.assert_close(torch.cat(outs, 2), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outs, expected, rtol=1e-5, atol=1e-5)
 
 
 @EACH_BACKEND

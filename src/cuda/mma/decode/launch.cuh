@@ -12,10 +12,8 @@
 namespace plait::cuda::mma {
 
 inline DecodeTensor decode_tensor(const AttentionProblem& p, const CanonicalTensor& t, const RowLayout& layout) {
-  DecodeTensor d{
-      t.data,       t.batch_stride, t.head_stride, layout.seq_stride, 0, p.joint_passes() > 1 ? t.pseudo_stride : 0,
-      t.dim_stride, layout.dim,     layout.path};
-  return d;
+  return {t.data,       t.batch_stride, t.head_stride, layout.seq_stride, 0, p.joint_passes() > 1 ? t.pseudo_stride : 0,
+          t.dim_stride, layout.dim,     layout.path};
 }
 
 // Rows in groups: `block_stride` from group to group, `row_stride` in one.

@@ -4,7 +4,7 @@
 
 #include "cuda/mma/decode/storage.cuh"
 #include "cuda/mma/decode/stream.cuh"
-#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/products.cuh"
 
 namespace plait::cuda::mma {
 
@@ -96,7 +96,7 @@ struct DecodeMainloop {
         }
         ptx::cp_async_wait<kSlots - 1>();
         __syncthreads();  // queries, bounds, segment and part, by all threads for all
-        if constexpr (kQueryInRegisters) read_queries(queries, query_lanes);
+        if constexpr (kQueryInRegisters) tile::read_queries<kHeadDim>(queries, query_lanes);
       }
       if (step >= 0) {
         if (key >= segment.key_end) break;
@@ -112,7 +112,9 @@ struct DecodeMainloop {
       Scores scores{};
       if (step >= 0) {
 #pragma unroll
-        for (int d = 0; d < kDepth; ++d) multiply_keys(scores, queries, key_lanes + slot, query_lanes, d);
+        for (int d = 0; d < kDepth; ++d) {
+          tile::multiply_keys<T, kHeadDim, kQueryInRegisters>(scores, queries, key_lanes + slot, query_lanes, d);
+        }
         attend(scores, key, step, out, rows);
       }
       advance(slot, free_slot);
@@ -125,20 +127,14 @@ struct DecodeMainloop {
       ptx::cp_async_commit();
       if (step >= 0) {
 #pragma unroll
-        for (int n = 0; n < kKeyBlocks; ++n) multiply_values(out, scores, value_lanes + slot, n);
+        for (int n = 0; n < kKeyBlocks; ++n) {
+          tile::multiply_values<T, kHeadDim>(out, scores, value_lanes + slot, n);
+        }
         key += kTile.warps * kKeys;
       }
       advance(slot, free_slot);
     }
     ptx::cp_async_wait<0>();
-  }
-
-  __device__ __forceinline__ void read_queries(Queries& queries, uint32_t query_lanes) const {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) Fragment::load(queries[d][block], query_lanes, block, d);
-    }
   }
 
   __device__ __forceinline__ static void advance(uint32_t& slot, uint32_t& free_slot) {
@@ -180,55 +176,6 @@ struct DecodeMainloop {
         for (int block = 0; block < kBlocks; ++block) {
           if (!seen) scores[block][n][e] = -CUDART_INF_F;
         }
-      }
-    }
-  }
-
-  // Columns [16 d, 16 d + 16) of q k^T.
-  __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& queries, uint32_t key_lanes,
-                                                uint32_t query_lanes, int d) const {
-    uint32_t a[kBlocks][4];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if constexpr (kQueryInRegisters) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[block][i] = queries[d][block][i];
-      } else {
-        Fragment::load(a[block], query_lanes, block, d);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n) {
-      uint32_t b[4];
-      Fragment::load(b, key_lanes, n, d);
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        ptx::mma_m16n8k16<T>(scores[block][2 * n], a[block], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(scores[block][2 * n + 1], a[block], b[2], b[3]);
-      }
-    }
-  }
-
-  // Keys [16 n, 16 n + 16) of p v; probabilities become 16-bit operands where they lie: C fragments are A fragments.
-  __device__ __forceinline__ void multiply_values(Output& out, const Scores& scores, uint32_t value_lanes,
-                                                  int n) const {
-    uint32_t a[kBlocks][4];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = scores[block][2 * n + i / 2] + i % 2 * 2;
-        a[block][i] = ptx::pack<T>(pair[0], pair[1]);
-      }
-    }
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      uint32_t b[4];
-      Fragment::load_transposed(b, value_lanes, n, d);
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        ptx::mma_m16n8k16<T>(out[block][2 * d], a[block], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(out[block][2 * d + 1], a[block], b[2], b[3]);
       }
     }
   }

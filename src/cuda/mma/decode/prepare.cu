@@ -77,7 +77,7 @@ AttentionTensors launch_prepare(const DecodeLayout& layout, const KvCacheProblem
     params.keys = part_of(new_keys(p, t), true, blocks);
     params.values = part_of(new_values(p, t), true, blocks);
   }
-  if (turns_queries(p)) {
+  if (copies_queries(p)) {
     attention.q = query_copy(p, p.attention.dtype, static_cast<char*>(workspace) + layout.workspace_bytes());
     params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
   }

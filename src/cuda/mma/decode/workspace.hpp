@@ -81,12 +81,4 @@ struct DecodeLayout {
   }
 };
 
-// The queries of a cache step after rotation and mix, in the problem's dtype: [batch, heads_q, seqlen_q, pseudo, dim].
-inline bool turns_queries(const KvCacheProblem& p) { return p.has_rope || p.iha; }
-inline int64_t turned_queries_bytes(const KvCacheProblem& p) {
-  const AttentionProblem& a = p.attention;
-  if (!turns_queries(p)) return 0;
-  return aligned(a.batch * a.heads_q * a.seqlen_q * (p.iha ? a.pseudo_heads : 1) * a.head_dim * dtype_bytes(a.dtype));
-}
-
 }  // namespace plait::cuda::mma

@@ -6,7 +6,7 @@
 #include "cuda/common/apply_mask.cuh"
 #include "cuda/common/loader.cuh"
 #include "cuda/mma/prefill/schedule.cuh"
-#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/products.cuh"
 
 namespace plait::cuda::mma {
 
@@ -104,7 +104,9 @@ struct PrefillMainloop {
           load_tile(work, storage.sources[threadIdx.x], work.key_count, pass + 1, 0, stage ^ 1);
         }
         ptx::cp_async_commit();
-        if (kTile.query_in_registers && first_key == 0) read_queries(queries);
+        if constexpr (kTile.query_in_registers) {
+          if (first_key == 0) tile::read_queries<kHeadDim>(queries, query_address() + Fragment::lane_bytes(lane));
+        }
         if (kTile.query_in_registers && next_pass) replace_queries(work, pass + 1);
         if (first_key < last.y && first_key + kKeys > first.x) {  // some row of the warp sees some key
           attend(out, rows, queries, first_key, first_key < last.x || first_key + kKeys > first.y, stage);
@@ -142,15 +144,6 @@ struct PrefillMainloop {
     }
   }
 
-  __device__ __forceinline__ void read_queries(Queries& queries) const {
-    const uint32_t lanes = query_address() + Fragment::lane_bytes(lane);
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) Fragment::load(queries[d][block], lanes, block, d);
-    }
-  }
-
   // Only the warp itself reads its queries, and has done so for the pass before.
   __device__ __forceinline__ void replace_queries(const PrefillWork& work, int pass) const {
     __syncwarp();
@@ -166,7 +159,9 @@ struct PrefillMainloop {
     const uint32_t values = ptx::shared_address(storage.v[stage]) + lanes;
     Scores scores{};
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) multiply_keys(scores, queries, keys, queries_at, d);
+    for (int d = 0; d < kDepth; ++d) {
+      tile::multiply_keys<T, kHeadDim, kTile.query_in_registers>(scores, queries, keys, queries_at, d);
+    }
     if (params.score.transform) transform_scores(scores, params.score);
     if (partial) apply_bounds(scores, storage.bounds + warp * kTile.warp_rows, first_key, lane);
     float highest[kRows];
@@ -174,56 +169,7 @@ struct PrefillMainloop {
     rows.raise(highest, params.score.to_log2, out);
     rows.exponentiate(scores, params.score.to_log2);
 #pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n) multiply_values(out, scores, values, n);
-  }
-
-  // Columns [16 d, 16 d + 16) of q k^T.
-  __device__ __forceinline__ void multiply_keys(Scores& next, const Queries& queries, uint32_t key_lanes,
-                                                uint32_t query_lanes, int d) const {
-    uint32_t a[kBlocks][4];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if constexpr (kTile.query_in_registers) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[block][i] = queries[d][block][i];
-      } else {
-        Fragment::load(a[block], query_lanes, block, d);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n) {
-      uint32_t b[4];
-      Fragment::load(b, key_lanes, n, d);
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        ptx::mma_m16n8k16<T>(next[block][2 * n], a[block], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(next[block][2 * n + 1], a[block], b[2], b[3]);
-      }
-    }
-  }
-
-  // Keys [16 n, 16 n + 16) of p v; probabilities become 16-bit operands where they lie: C fragments are A fragments.
-  __device__ __forceinline__ void multiply_values(Output& out, const Scores& scores, uint32_t value_lanes,
-                                                  int n) const {
-    uint32_t a[kBlocks][4];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = scores[block][2 * n + i / 2] + i % 2 * 2;
-        a[block][i] = ptx::pack<T>(pair[0], pair[1]);
-      }
-    }
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      uint32_t b[4];
-      Fragment::load_transposed(b, value_lanes, n, d);
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        ptx::mma_m16n8k16<T>(out[block][2 * d], a[block], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(out[block][2 * d + 1], a[block], b[2], b[3]);
-      }
-    }
+    for (int n = 0; n < kKeyBlocks; ++n) tile::multiply_values<T, kHeadDim>(out, scores, values, n);
   }
 
   __device__ __forceinline__ static void find_highest(float (&highest)[kRows], const Scores& scores) {

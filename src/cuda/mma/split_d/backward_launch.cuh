@@ -1,5 +1,5 @@
 // Launches the kernels of a split_d backward call: delta, then dK and dV, then dQ.
-// Called by the translation units made from backward.cu.in.
+// Called by the translation units made from variant.cu.in.
 #pragma once
 
 #include "cuda/mma/backward/launch.cuh"
@@ -39,7 +39,6 @@ void launch_chosen_split_d_sides(const catalog::SplitDBackwardTilePair& chosen, 
 template <class T, int kHeadDim>
 void launch_split_d_backward(const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace,
                              int64_t smem_limit_bytes, cudaStream_t stream) {
-  check_row_counts(problem);
   const catalog::SplitDBackwardTilePair* tiles =
       catalog::split_d_backward_tile(std::max(problem.head_dim, problem.head_dim_v), smem_limit_bytes);
   if (tiles == nullptr) throw Error(ErrorCode::kInternal, "device", "planned for more shared memory than it has");

@@ -2,27 +2,14 @@
 // Called by the split_d kernels.
 #pragma once
 
-#include <string>
-
 #include "catalog/mma_split_d_tiles.hpp"
 #include "cuda/common/loader.cuh"
 #include "cuda/mma/backward/config.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/tile/fragment.cuh"
-#include "plait/error.hpp"
 
 namespace plait::cuda::mma {
-
-// Rows and keys of a sequence are counted in 32 bits.
-inline void check_row_counts(const AttentionProblem& p) {
-  constexpr int64_t kMostRows = int64_t{1} << 30;
-  const int64_t rows = p.seqlen_q * p.rows_per_position(), keys = p.seqlen_kv * p.rows_per_position();
-  if (rows <= kMostRows && keys <= kMostRows) return;
-  throw Error(ErrorCode::kUnsupported, rows > kMostRows ? "q" : "k",
-              "has " + std::to_string(rows > keys ? rows : keys) + " softmax rows or keys per head, cuda_mma at most " +
-                  std::to_string(kMostRows));
-}
 
 // Element (row, column) of a tile of kRows rows: chunk column / 64, laid out like a tile of 64 columns.
 inline constexpr int kChunkColumns = catalog::kSplitDChunk;

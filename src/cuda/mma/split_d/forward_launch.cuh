@@ -1,5 +1,5 @@
 // Launches one tile's split_d forward kernel.
-// Called by the translation units made from forward.cu.in.
+// Called by the translation units made from variant.cu.in.
 #pragma once
 
 #include "cuda/mma/prefill/launch.cuh"
@@ -12,7 +12,6 @@ template <class T, int kOutDim, int kChoice>
 void launch_split_d_tile(const AttentionProblem& p, const AttentionTensors& t, cudaStream_t stream) {
   constexpr catalog::SplitDTile kTile = catalog::split_d_tiles(kOutDim)[kChoice];
   static_assert(sizeof(SplitDStorage<T, kTile>) == kTile.fixed_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
-  check_row_counts(p);
   const int64_t blocks = tiles_bound(p, kTile.rows, false) * p.heads_q;
   if (blocks == 0) return;
   const PrefillParams params{p,
