@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # compute-sanitizer's memcheck, racecheck and synccheck over the small problems of cuda_test; a summary last.
 # Called by `make gpu-sanitize KERNEL=x`. Builds nothing.
-#   KERNEL       part of a test's name: naive_attention, mma_attention, naive_mix, mma_mix, naive_cache,
-#                naive_bad_contents, mma_bad_contents; also naive, mma, bad_contents (default: all)
+#   KERNEL       part of a name among the tests CudaSmall.* (cuda_test --gtest_list_tests), such as mma_attention,
+#                mma_decode, mma_split_d, mma_mix, naive_cache; also naive, mma, cache, bad_contents (default: all)
 #   TOOLS        which tools (default "memcheck racecheck synccheck")
 #   PLAIT_BUILD  the build folder (default build/dev)
 set -uo pipefail

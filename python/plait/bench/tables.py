@@ -83,10 +83,16 @@ def _heading(files: dict[str, dict]) -> str:
     dates = sorted({content["env"]["date"][:10] for content in files.values()})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     cudnn = f", cuDNN {_cudnn(env['cudnn'])}" if env["cudnn"] else ""
+    commits: dict[str, list[str]] = {}
+    for suite, content in files.items():
+        for commit in {(content["env"] | row.get("env", {})).get("commit") for row in content["rows"]} - {None}:
+            commits.setdefault(commit, []).append(suite)
+    at = "; ".join(f"{commit} ({', '.join(suites)})" for commit, suites in sorted(commits.items()))
     return _text(
         f"Measured on {env['gpu'] or env['cpu']}, {when}, torch {env['torch']}{cudnn}; medians of interleaved samples",
         "on random data, peers in the same run. [bench/README.md](bench/README.md) says how, and bench/results holds",
         "every number.",
+        *([f"Measured at {at}."] if at else []),
     )
 
 
@@ -162,8 +168,8 @@ def _beside(rows: list[dict], title: str, peers: dict[str, str]) -> str:
     for row in rows:
         if row["regime"] != "burst":
             continue
-        rates = [(name, row["peers"].get(name)) for name in peers]
-        cells = ["-" if rate is None else f"{report.number(rate)} ({row['ours'] / rate:.2f}x)" for _, rate in rates]
+        rates = [row["peers"].get(name) for name in peers]
+        cells = ["-" if rate is None else f"{report.number(rate)} ({row['ours'] / rate:.2f}x)" for rate in rates]
         lines.append([f"{row['case']}, {row['pass']}", report.number(row["ours"]), *cells])
     heads = ["", "plait", *(f"{name} (plait is)" for name in peers.values())]
     return _text(title) + "\n" + markdown(heads, lines) if lines else ""
