@@ -11,6 +11,7 @@
 #include "catalog/mma_backward_tiles.hpp"
 #include "catalog/mma_decode_tiles.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
+#include "cuda/common/divisor.hpp"
 #include "cuda/tile/swizzle.hpp"
 
 namespace plait {
@@ -133,6 +134,21 @@ TEST(Swizzle, HasNoBankConflicts) {
   expect_no_conflicts<128>();
   expect_no_conflicts<192>();
   expect_no_conflicts<256>();
+}
+
+TEST(Divisor, IsFloorOfTheQuotient) {
+  constexpr int64_t kLast = (int64_t{1} << 31) - 1;
+  for (const int64_t d :
+       {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{7}, int64_t{64}, int64_t{65}, int64_t{1000}, int64_t{1056},
+        int64_t{46341}, int64_t{65535}, int64_t{65537}, kLast / 2, kLast / 2 + 1, kLast - 1, kLast, kLast + 1}) {
+    const cuda::Divisor by = cuda::Divisor::of(d);
+    for (int64_t quotient = 0; quotient <= kLast / d; quotient += 1 + kLast / d / 5000) {
+      for (const int64_t n : {quotient * d - 1, quotient * d, quotient * d + 1, kLast - quotient}) {
+        if (n < 0 || n > kLast) continue;
+        ASSERT_EQ(by.divide(static_cast<unsigned>(n)), n / d) << n << " / " << d;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ enum class LoadPath {
   kAny,     // any strides and alignment, element by element
 };
 
+inline constexpr int32_t kNoPeriod = INT32_MAX;
+
 // How the rows of a head of q, k, v, out or dout lie: row r is at (r / per) * seq_stride + (r % per) * pseudo_stride.
 // Made on the host and read from the kernel's parameters, where it costs no registers.
 struct RowLayout {
@@ -23,6 +25,10 @@ struct RowLayout {
   int32_t per;
   int32_t dim;  // columns that exist
   LoadPath path;
+  // For 16-byte copies: rows that are a multiple of `period` (a power of two) apart are row_stride times that apart, so
+  // a thread whose passes are never leaves its pseudo-head. kNoPeriod: there is no such period, or no such copies.
+  int32_t period = kNoPeriod;
+  int64_t row_stride = 0;
 };
 
 // `bytes`: of an element.
@@ -39,7 +45,12 @@ inline RowLayout row_layout(const AttentionProblem& p, const CanonicalTensor& t,
   }
   const int64_t steps = t.batch_stride | t.head_stride | t.seq_stride | t.pseudo_stride | dim;
   const bool vectors = t.dim_stride == 1 && steps * bytes % 16 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-  if (vectors) layout.path = layout.per == 1 ? LoadPath::kRows : LoadPath::kGroups;
+  if (!vectors) return layout;
+  layout.path = layout.per == 1 ? LoadPath::kRows : LoadPath::kGroups;
+  if ((layout.per & (layout.per - 1)) == 0 && layout.seq_stride % layout.per == 0) {
+    layout.period = layout.per;
+    layout.row_stride = layout.seq_stride / layout.per;
+  }
   return layout;
 }
 
@@ -74,28 +85,52 @@ struct TileLoader {
   // zeros and are not read. Rows count in 32 bits.
   static __device__ __forceinline__ void load(uint32_t target, const RowLayout& layout, const T* base,
                                               int64_t first_row, int rows, int thread) {
-    if (layout.path == LoadPath::kRows) {
+    if (steps_evenly(layout)) {
       load_rows(target, layout, own_chunk(layout, base, first_row, thread), rows, thread);
     } else {
       load_any(target, layout, base, first_row, rows, thread);
     }
   }
 
-  // The same for layout.path kRows in two parts, so that a loop over tiles keeps a pointer: where the thread starts in
-  // the tile at first_row, and the copies.
+  // Whether every pass of a thread, and every tile, is a multiple of row_stride further: paths kRows and, with few
+  // enough pseudo-heads, kGroups.
+  static constexpr bool steps_evenly(const RowLayout& layout) { return layout.period <= kRowsPerPass; }
+
+  // The same for such a layout in two parts, so that a loop over tiles keeps a pointer: where the thread starts in the
+  // tile at first_row, and the copies.
   static __device__ __forceinline__ const T* own_chunk(const RowLayout& layout, const T* base, int64_t first_row,
                                                        int thread) {
-    return base + (first_row + thread / kWide) * layout.seq_stride + thread % kWide * tile::kChunkElems;
+    const int64_t row = first_row + thread / kWide;
+    const T* from = base + row * layout.row_stride + thread % kWide * tile::kChunkElems;
+    if (layout.period == 1) return from;
+    return from + (static_cast<int>(row) & (layout.period - 1)) * (layout.pseudo_stride - layout.row_stride);
   }
-  static __device__ __forceinline__ void load_rows(uint32_t target, const RowLayout& layout, const T* from, int rows,
-                                                   int thread) {
+  // Returns where the next tile's copies start.
+  static __device__ __forceinline__ const T* load_rows(uint32_t target, const RowLayout& layout, const T* from,
+                                                       int rows, int thread) {
     const int row = thread / kWide, chunk = thread % kWide;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int r = row + pass * kRowsPerPass;
       copy_row(address(target, r, chunk), from, chunk, layout.dim, r < rows);
-      from += kRowsPerPass * layout.seq_stride;
+      from += kRowsPerPass * layout.row_stride;
     }
+    return from;
+  }
+
+  // One of the kCopies that load_rows() makes, for a tile without zeros. In order, since `from` moves along;
+  // `chunk_at`: own_target().
+  static constexpr int kCopies = kPasses * kGroups;
+  static __device__ __forceinline__ uint32_t own_target(uint32_t target, int thread) {
+    return address(target, thread / kWide, thread % kWide);
+  }
+  static __device__ __forceinline__ void copy_whole(uint32_t chunk_at, const RowLayout& layout, const T*& from,
+                                                    int copy) {
+    static_assert(kRowsPerPass % 8 == 0, "all passes have the same swizzle");
+    const int pass = copy / kGroups, group = copy % kGroups;
+    ptx::cp_async_16(chunk_at + (pass * kRowsPerPass * kColumns + group * kGroupElems) * sizeof(T),
+                     from + group * kGroupElems, true);
+    if (group == kGroups - 1) from += kRowsPerPass * layout.row_stride;
   }
 
   // The same for any layout.path.

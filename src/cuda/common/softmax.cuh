@@ -86,22 +86,38 @@ struct SoftmaxRows {
   }
 };
 
+// The thread's highest score of each row.
+template <int kBlocks, int kKeyTiles>
+__device__ __forceinline__ void find_highest(float (&highest)[2 * kBlocks],
+                                             const float (&scores)[kBlocks][kKeyTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kBlocks; ++i) {
+    float pair[2];  // two chains, for the latency
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const float* two = scores[i / 2][n] + i % 2 * 2;
+      const float higher = fmaxf(two[0], two[1]);
+      pair[n % 2] = n < 2 ? higher : fmaxf(pair[n % 2], higher);
+    }
+    highest[i] = fmaxf(pair[0], pair[1]);
+  }
+}
+
 // A finished row: what its accumulators are multiplied by, and its LSE (natural log).
 struct RowResult {
   float out_factor, lse;
 };
 
 // `sum`: of the whole row. `sink`: natural-log units, -inf without one. A row without keys: factor 0, LSE = sink. A
-// sink above all scores keeps its digits, up to +inf.
+// sink above all scores keeps its digits, up to +inf. Without branches: several rows overlap.
 __device__ __forceinline__ RowResult finish_row(float reference, float sum, float sink) {
-  if (sum == 0.0f) return {0.0f, sink};
   const float sink_log2 = sink * kLog2e;
-  if (sink_log2 < reference) {
-    const float total = sum + exp2f(sink_log2 - reference);
-    return {1.0f / total, kLn2 * (reference + log2f(total))};
-  }
-  const float factor = ptx::exp2_approx(reference - sink_log2), total = fmaf(sum, factor, 1.0f);
-  return {factor / total, sink + kLn2 * log2f(total)};
+  const bool above = sink_log2 >= reference;
+  const float lower = ptx::exp2_approx(above ? reference - sink_log2 : sink_log2 - reference);
+  const float total = above ? fmaf(sum, lower, 1.0f) : sum + lower, total_log2 = __log2f(total);
+  const float factor = __fdividef(above ? lower : 1.0f, total);  // total < 2^126
+  const float lse = above ? fmaf(kLn2, total_log2, sink) : kLn2 * (reference + total_log2);
+  return sum == 0.0f ? RowResult{0.0f, sink} : RowResult{factor, lse};
 }
 
 }  // namespace plait::cuda

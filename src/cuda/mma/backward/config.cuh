@@ -87,7 +87,7 @@ struct BackwardParams {
   BlockOrder order;
   ScoreFactor factor;
   RowLayout q, k, v, dout;
-  bool plain_stream;                     // q and dout (kRows: k and v) take LoadPath::kRows
+  bool plain_stream;                     // q and dout (kRows: k and v) go through load_rows()
   bool vector_dq, vector_dk, vector_dv;  // 16-byte stores are possible
 };
 

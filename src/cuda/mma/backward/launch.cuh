@@ -67,7 +67,8 @@ void launch_side(BackwardParams params, cudaStream_t stream) {
   params.order = block_order<C>(params.problem);
   const RowLayout& first = C::kKeysResident ? params.q : params.k;
   const RowLayout& second = C::kKeysResident ? params.dout : params.v;
-  params.plain_stream = first.path == LoadPath::kRows && second.path == LoadPath::kRows &&
+  using Loader = TileLoader<typename C::T, C::kStream, C::kHeadDim, C::kThreads>;
+  params.plain_stream = Loader::steps_evenly(first) && Loader::steps_evenly(second) &&
                         !(C::kKeysResident && params.tensors.dout.dtype == DType::kFloat32);
   launch(backward_kernel<C>, params.order.tiles * params.order.units, C::kThreads, C::kTile.smem_bytes(), stream,
          params);

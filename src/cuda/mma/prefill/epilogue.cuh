@@ -14,7 +14,12 @@ struct OutputRows {
   int rows;  // that exist, from first_row on; may be <= 0
 
   __device__ __forceinline__ int64_t offset(int row) const {
-    return query_offset(params.problem, params.tensors.out, work.sequence, work.head, first_row + row, 0);
+    const CanonicalTensor& out = params.tensors.out;
+    const auto per = static_cast<unsigned>(params.problem.rows_per_position());
+    const int64_t first = query_offset(params.problem, out, work.sequence, work.head, 0, 0);
+    if (per == 1) return first + (first_row + row) * out.seq_stride;
+    const auto of = static_cast<unsigned>(first_row + row), position = of / per;  // 64-bit division is slow
+    return first + position * out.seq_stride + (of - position * per) * out.pseudo_stride;
   }
 };
 
@@ -75,16 +80,14 @@ __device__ inline void store_output(const float (&out)[kBlocks][kHeadDim / 8][4]
   const float sink =
       sink_counts ? static_cast<const float*>(tensors.sinks)[o.work.head * tensors.sinks_stride] : -CUDART_INF_F;
   float factor[2 * kBlocks];
+  float* lse = static_cast<float*>(tensors.lse.data) +
+               lse_offset(problem, tensors.lse, o.work.sequence, o.work.head, o.first_row);
 #pragma unroll
   for (int i = 0; i < 2 * kBlocks; ++i) {
     const RowResult result = finish_row(rows.reference[i], quad_sum(rows.sum[i]), sink);
     factor[i] = result.out_factor;
     const int row = 8 * i + lane / 4;
-    if (tensors.lse.data != nullptr && lane % 4 == 0 && row < o.rows) {
-      static_cast<float*>(
-          tensors.lse.data)[lse_offset(problem, tensors.lse, o.work.sequence, o.work.head, o.first_row + row)] =
-          result.lse;
-    }
+    if (tensors.lse.data != nullptr && lane % 4 == 0 && row < o.rows) lse[row * tensors.lse.row_stride] = result.lse;
   }
   if (problem.out_dtype == DType::kFloat32) {
     store_float(out, factor, o, lane);

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(catalog::prefill_tiles(kHeadDim)[kChoice].thre
   {
     PrefillWork work = find_work(problem, tensors, params.order, kTile.rows());
     if (work.tile < 0) return;
+    mainloop.load_queries(work, 0);  // on their way while the keys are found
     const RowMask mask = RowMask::of(problem, work.sequence.q_len, work.sequence.kv_len);
     const int64_t row_begin = int64_t{work.tile} * kTile.rows();
     const int64_t row_end = min(mask.row_count(), row_begin + kTile.rows());

@@ -22,7 +22,18 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows) 
   const int64_t wanted = std::max({int64_t{1}, kSectionBytes / std::max(unit_bytes, int64_t{1}),
                                    kSectionBlocks / std::max(tiles * group, int64_t{1})});
   const int64_t sections = std::max(int64_t{1}, units / wanted);
-  return {static_cast<int>(group), static_cast<int>((units + sections - 1) / sections), static_cast<int>(tiles)};
+  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
+  const int64_t last_section = units == 0 ? 0 : (units - 1) / per_section;
+  return {static_cast<int>(group),
+          static_cast<int>(per_section),
+          static_cast<int>(tiles),
+          static_cast<int>(last_section),
+          Divisor::of(per_section * group * tiles),
+          Divisor::of(per_section * group),
+          Divisor::of((units - last_section * per_section) * group),
+          Divisor::of(group),
+          Divisor::of(p.heads_q),
+          Divisor::of(p.heads_kv)};
 }
 
 template <class T, int kHeadDim, int kChoice>
@@ -32,14 +43,18 @@ void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, c
   const int64_t blocks = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (blocks == 0) return;
   const RowLayout k = row_layout(p, t.k, p.head_dim), v = row_layout(p, t.v, p.head_dim_v);
+  using Loader = typename PrefillMainloop<T, kTile>::KeyLoader;
+  const bool key_rows = Loader::steps_evenly(k) && Loader::steps_evenly(v);
+  const ScoreScale score = ScoreScale::of(p);
   const PrefillParams params{p,
                              t,
                              row_layout(p, t.q, p.head_dim),
                              k,
                              v,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
-                             k.path == LoadPath::kRows && v.path == LoadPath::kRows,
-                             ScoreScale::of(p),
+                             key_rows,
+                             key_rows && !score.transform && k.dim == kHeadDim && v.dim == kHeadDim,
+                             score,
                              prefill_order(p, kTile.rows())};
   launch(prefill_kernel<T, kHeadDim, kChoice>, blocks, kTile.threads(), static_cast<int>(kTile.smem_bytes()), stream,
          params);

@@ -2,6 +2,7 @@
 // Called by kernel.cuh; the order is chosen by launch.cuh.
 #pragma once
 
+#include "cuda/common/divisor.hpp"
 #include "cuda/common/rows.cuh"
 
 namespace plait::cuda::mma {
@@ -11,7 +12,9 @@ namespace plait::cuda::mma {
 struct PrefillOrder {
   int group;  // query heads of a key head
   int units_per_section;
-  int tiles;  // dense: row tiles of a sequence; packed: tiles_bound()
+  int tiles;         // dense: row tiles of a sequence; packed: tiles_bound()
+  int last_section;  // may have fewer units
+  Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_q, by_heads_kv;
 };
 
 // A row tile of one head. Kept in shared memory: only the key loop is short of registers.
@@ -24,27 +27,30 @@ struct PrefillWork {
   int64_t k_offset, v_offset;  // elements: key 0 of the head's first pass
 };
 
-// Which sequence, heads and tile; the keys are found later. Integer division is slow, that of 64 bits very slow.
+// Which sequence, heads and tile; the keys are found later.
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
                                         int tile_rows) {
   const unsigned block = blockIdx.x, heads = static_cast<unsigned>(p.heads_q), group = order.group;
   PrefillWork work{};
   if (p.packed) {
-    const unsigned rank = block / heads;
+    const unsigned rank = order.by_heads_q.divide(block);
     const TileOfSequence found = find_tile(p, t, order.tiles - 1 - static_cast<int64_t>(rank), tile_rows, false);
     work.tile = found.sequence < 0 ? -1 : static_cast<int>(found.tile);
     if (found.sequence < 0) return work;
     work.sequence = device_sequence(p, t, found.sequence);
     work.head = static_cast<int>(block - rank * heads);
-    work.head_kv = static_cast<int>(static_cast<unsigned>(work.head) / group);
+    work.head_kv = static_cast<int>(order.by_group.divide(static_cast<unsigned>(work.head)));
     return work;
   }
-  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), units = static_cast<unsigned>(p.batch) * heads_kv;
-  const unsigned per_section = order.units_per_section, section_blocks = per_section * group * order.tiles;
-  const unsigned section = block / section_blocks, in_section = block - section * section_blocks;
-  const unsigned heads_at_once = min(per_section, units - section * per_section) * group;
-  const unsigned rank = in_section / heads_at_once, rest = in_section - rank * heads_at_once;
-  const unsigned in_group = rest / group, unit = section * per_section + in_group, batch = unit / heads_kv;
+  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
+  const unsigned section = order.by_section_blocks.divide(block);
+  const unsigned in_section = block - section * (per_section * group * order.tiles);
+  const bool last = static_cast<int>(section) == order.last_section;
+  const unsigned heads_at_once =
+      (last ? static_cast<unsigned>(p.batch) * heads_kv - section * per_section : per_section) * group;
+  const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
+  const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
+  const unsigned unit = section * per_section + in_group, batch = order.by_heads_kv.divide(unit);
   work.sequence = device_sequence(p, t, batch);
   work.head_kv = static_cast<int>(unit - batch * heads_kv);
   work.head = work.head_kv * static_cast<int>(group) + static_cast<int>(rest - in_group * group);

@@ -21,6 +21,7 @@ void launch_split_d_tile(const AttentionProblem& p, const AttentionTensors& t, c
                              row_layout(p, t.v, p.head_dim_v),
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
                              false,
+                             false,
                              ScoreScale::of(p),
                              prefill_order(p, kTile.rows)};
   launch(split_d_forward_kernel<T, kOutDim, kChoice>, blocks, kTile.threads(),
