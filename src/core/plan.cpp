@@ -20,6 +20,7 @@ struct Requirement {
   int64_t head_dim, head_dim_v;
   uint32_t features = 0;
   Strategy strategy = Strategy::kAuto;
+  bool strategy_asked = false;                // by name; a split_size asks for split_kv too
   int64_t mixed_heads = 0, pseudo_heads = 0;  // premix and collapse
 };
 
@@ -33,6 +34,7 @@ Requirement requirement_of(const AttentionProblem& problem) {
                   (problem.deterministic ? catalog::kDeterministic : 0u) |
                   (problem.split_size > 0 ? catalog::kFixedSplit : 0u);
   need.strategy = problem.split_size > 0 ? Strategy::kSplitKv : problem.strategy;
+  need.strategy_asked = problem.strategy != Strategy::kAuto;
   return need;
 }
 
@@ -45,13 +47,14 @@ Requirement requirement_of(const PremixProblem& problem) {
           problem.head_dim,
           problem.packed ? uint32_t{catalog::kPacked} : 0u,
           Strategy::kAuto,
+          false,
           problem.heads,
           problem.pseudo_heads};
 }
 
 Requirement requirement_of(const CollapseProblem& problem) {
-  return {problem.op, problem.backend, problem.dtype, problem.device,      problem.head_dim, problem.head_dim,
-          0u,         Strategy::kAuto, problem.heads, problem.pseudo_heads};
+  return {problem.op, problem.backend, problem.dtype, problem.device, problem.head_dim,    problem.head_dim,
+          0u,         Strategy::kAuto, false,         problem.heads,  problem.pseudo_heads};
 }
 
 Requirement requirement_of(const KvCacheProblem& problem) {
@@ -115,8 +118,9 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
       missing.push_back(fmt::format("head dim {}", dim));
     if (need.head_dim_v == need.head_dim) break;
   }
-  if (const int64_t dim = std::max(need.head_dim, need.head_dim_v); dim < support.min_head_dim)
-    missing.push_back(fmt::format("head dim {}", dim));
+  const int64_t larger = std::max(need.head_dim, need.head_dim_v);
+  const bool named = larger > support.max_head_dim || larger % support.head_dim_multiple != 0;
+  if (larger < support.min_head_dim && !named) missing.push_back(fmt::format("head dim {}", larger));
   if (support.max_mixed_heads > 0 && need.mixed_heads > support.max_mixed_heads)
     missing.push_back(fmt::format("{} heads (at most {})", need.mixed_heads, support.max_mixed_heads));
   if (support.max_pseudo_heads > 0 && need.pseudo_heads > support.max_pseudo_heads)
@@ -127,54 +131,96 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
   return missing;
 }
 
-// `candidates`: what each backend in question supports and lacks; empty where this build has none.
-[[noreturn]] void refuse_all(const Requirement& need, std::string candidates) {
-  const bool chosen = need.backend != Backend::kAuto;
-  const bool strategy_only = need.strategy != Strategy::kAuto;
-  std::string way_out = "change what is missing";
-  if (need.dtype == DType::kFloat64) {
-    way_out = need.device.kind == DeviceKind::kCuda
-                  ? "use float32, or move the tensors to the CPU for backend reference"
-                  : "use float32, or backend reference for float64";
-  } else if (need.backend == Backend::kReference && need.device.kind == DeviceKind::kCuda) {
-    way_out = "move the tensors to the CPU, or use backend cuda_naive";
-  } else if (chosen && !candidates.empty() && need.backend != Backend::kCpu && need.backend != Backend::kReference &&
-             need.device.kind == DeviceKind::kCpu) {
-    way_out = "move the tensors to a GPU, or use backend auto";
-  } else if (strategy_only) {
-    way_out = need.features & catalog::kFixedSplit ? "leave out split_size" : "use strategy auto";
-  } else if (chosen) {
-    way_out = "use backend auto";
-  }
-  if (candidates.empty())
-    candidates = fmt::format("supported: none. missing: {} is not in this build. ", backend_name(need.backend));
-  throw Error(
-      ErrorCode::kUnsupported, chosen || !strategy_only ? "backend" : "strategy",
-      fmt::format("{} serve this call. required: {}. {}way out: {}",
-                  chosen ? fmt::format("{} cannot", backend_name(need.backend)) : "no backend of this build can",
-                  required_text(need), candidates, way_out));
-}
-
-const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
-  std::string candidates, last;
+// The first row of the catalog that serves `need`. Each row in question that does not goes to `pass_over`, with what it
+// lacks.
+template <class PassOver>
+const catalog::Support* find_support(const Requirement& need, const DeviceInfo& device, PassOver&& pass_over) {
   for (const catalog::Support& support : catalog::supports()) {
     const bool asked = need.backend == support.backend;
     const bool automatic =
         need.backend == Backend::kAuto && support.backend != Backend::kReference && support.device == need.device.kind;
     if (support.op != need.op || !(asked || automatic)) continue;
     const std::vector<std::string> missing = missing_from(support, need, device);
-    if (missing.empty()) {
-      reason = asked ? "backend: asked for" : "backend: the first of the catalog that serves the call";
-      return support;
-    }
-    // A backend's row adds nothing where it lacks what the row before it lacks, and perhaps more.
-    const std::string lacks = fmt::format("{} {}", backend_name(support.backend), joined(missing));
-    if (!last.empty() && lacks.starts_with(last)) continue;
-    last = lacks;
-    candidates += fmt::format("supported by {}: {}. missing: {}. ", backend_name(support.backend),
-                              supported_text(support), joined(missing));
+    if (missing.empty()) return &support;
+    pass_over(support, missing);
   }
-  refuse_all(need, candidates);
+  return nullptr;
+}
+
+// What to give up, of the strategy and the backend that were asked for, so that the rest is served.
+std::string what_to_give_up(const Requirement& need, const DeviceInfo& device) {
+  const auto served = [&](const Requirement& r) {
+    return find_support(r, device, [](const auto&, const auto&) {}) != nullptr;
+  };
+  const bool fixed = (need.features & catalog::kFixedSplit) != 0;
+  const char* free_strategy = !fixed                ? "use strategy auto"
+                              : need.strategy_asked ? "use strategy auto and leave out split_size"
+                                                    : "leave out split_size";
+  Requirement r = need;
+  r.strategy = Strategy::kAuto, r.features &= ~uint32_t{catalog::kFixedSplit};
+  if (need.strategy != Strategy::kAuto && served(r)) return free_strategy;
+  r.backend = Backend::kAuto;
+  if (need.backend == Backend::kAuto || !served(r)) return "change what is missing";
+  r = need;
+  r.backend = Backend::kAuto;
+  return served(r) ? "use backend auto" : fmt::format("use backend auto and {}", free_strategy);
+}
+
+std::string way_out(const Requirement& need, const DeviceInfo& device, bool in_build) {
+  const bool on_gpu = need.device.kind == DeviceKind::kCuda;
+  if (need.dtype == DType::kFloat64) {
+    return on_gpu ? "use float32, or move the tensors to the CPU for backend reference"
+                  : "use float32, or backend reference for float64";
+  }
+  if (need.backend == Backend::kReference && on_gpu) return "move the tensors to the CPU, or use backend cuda_naive";
+  const bool gpu_backend =
+      need.backend != Backend::kAuto && need.backend != Backend::kCpu && need.backend != Backend::kReference;
+  if (in_build && gpu_backend && !on_gpu) return "move the tensors to a GPU, or use backend auto";
+  return what_to_give_up(need, device);
+}
+
+// A row of the catalog that was passed over.
+struct Candidate {
+  const catalog::Support* support;
+  std::vector<std::string> missing;
+};
+
+// Of each backend the rows that come closest.
+std::string text_of(const std::vector<Candidate>& candidates) {
+  std::string text;
+  for (auto candidate = candidates.begin(); candidate != candidates.end(); ++candidate) {
+    const auto beaten = [&](const Candidate& other) {
+      if (other.support->backend != candidate->support->backend) return false;
+      const bool earlier = &other < &*candidate;
+      return other.missing.size() < candidate->missing.size() || (earlier && other.missing == candidate->missing);
+    };
+    if (std::any_of(candidates.begin(), candidates.end(), beaten)) continue;
+    text += fmt::format("supported by {}: {}. missing: {}. ", backend_name(candidate->support->backend),
+                        supported_text(*candidate->support), joined(candidate->missing));
+  }
+  return text;
+}
+
+const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
+  std::vector<Candidate> candidates;
+  const catalog::Support* found = find_support(
+      need, device, [&](const auto& support, const auto& missing) { candidates.push_back({&support, missing}); });
+  const bool asked = need.backend != Backend::kAuto;
+  if (found != nullptr) {
+    reason = asked ? "backend: asked for" : "backend: the first of the catalog that serves the call";
+    return *found;
+  }
+  const char* argument = asked || need.strategy == Strategy::kAuto ? "backend"
+                         : need.features & catalog::kFixedSplit    ? "split_size"
+                                                                   : "strategy";
+  throw Error(ErrorCode::kUnsupported, argument,
+              fmt::format("{} serve this call. required: {}. {}way out: {}",
+                          asked ? fmt::format("{} cannot", backend_name(need.backend)) : "no backend of this build can",
+                          required_text(need),
+                          candidates.empty() ? fmt::format("supported: none. missing: {} is not in this build. ",
+                                                           backend_name(need.backend))
+                                             : text_of(candidates),
+                          way_out(need, device, !candidates.empty())));
 }
 
 template <class Problem>

@@ -14,11 +14,14 @@
 #include "cuda/iha/schedule.hpp"
 #include "cuda/mma/backward/workspace.hpp"
 #include "cuda/mma/decode/workspace.hpp"
+#include "cuda/mma/leave.hpp"
 #include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
 
 namespace plait::cuda {
 namespace {
+
+using mma::leave_mma;
 
 void note_build(Plan& plan) {
   if (!built()) plan.reasons.emplace_back("this build has no CUDA kernels: the plan can be read, not run");
@@ -48,19 +51,6 @@ void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device
                                 : "dq is added up in fp32 by all key tiles");
 }
 
-// Sends a call that cuda_mma cannot take, and why, to cuda_naive; or refuses it where cuda_mma was asked for, or with
-// `strategy` a strategy that cuda_naive lacks.
-void leave_mma(Backend asked, bool strategy, const std::string& why, const char* way_out, Plan& plan) {
-  const bool backend = asked == Backend::kCudaMma;
-  if (backend || strategy) throw Error(ErrorCode::kUnsupported, backend ? "backend" : "strategy", why + way_out);
-  plan.backend = Backend::kCudaNaive;
-  plan.reasons.push_back(why);
-}
-void leave_mma(const AttentionProblem& p, const std::string& why, Plan& plan) {
-  const bool strategy = p.strategy == Strategy::kSplitKv || p.strategy == Strategy::kSplitD || p.split_size > 0;
-  leave_mma(p.backend, strategy, why, "; use backend and strategy auto, or cuda_naive", plan);
-}
-
 bool is_split_d(const AttentionProblem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) >= catalog::kMmaSplitDMinHeadDim;
 }
@@ -73,10 +63,11 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
       forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
   const catalog::SplitDBackwardTilePair* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
   if (tile == nullptr && backward == nullptr) {
-    return leave_mma(problem,
-                     fmt::format("split_d of cuda_mma has no tile of head dims {} and {} for {} KB of shared memory",
-                                 problem.head_dim, problem.head_dim_v, smem / 1024),
-                     plan);
+    return leave_mma(
+        problem,
+        {fmt::format("head dims {} and {}", problem.head_dim, problem.head_dim_v),
+         fmt::format("tiles of split_d that fit {} KB of shared memory", smem / 1024), "a tile of these head dims"},
+        plan);
   }
   plan.reasons.push_back(fmt::format("split_d: a head dim of {} is above {}, so the warps of a block share it out", dim,
                                      catalog::kMmaMaxHeadDim));
@@ -101,10 +92,12 @@ template <class Problem>
 bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   if (plan.backend != Backend::kCudaMma) return false;
   if (iha::supports(problem, iha::Limits::of(device))) return true;
-  leave_mma(problem.backend, /*strategy=*/false,
-            fmt::format("cuda_mma cannot hold {} heads x {} pseudo-heads of head dim {} in {} KB of shared memory",
-                        problem.heads, problem.pseudo_heads, problem.head_dim, device.smem_per_block_bytes / 1024),
-            "; use backend auto or cuda_naive", plan);
+  leave_mma(
+      {problem.backend, Strategy::kAuto, 0},
+      {fmt::format("{} heads x {} pseudo-heads of head dim {}", problem.heads, problem.pseudo_heads, problem.head_dim),
+       fmt::format("weights and rows of all heads in {} KB of shared memory", device.smem_per_block_bytes / 1024),
+       "shared memory for so many"},
+      plan);
   return false;
 }
 
@@ -114,7 +107,8 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
   if (plan.backend != Backend::kCudaMma || rows <= kMostRows) return;
-  leave_mma(problem, fmt::format("{} rows or keys of a head are more than cuda_mma counts ({})", rows, kMostRows),
+  leave_mma(problem,
+            {fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows), "wider counters"},
             plan);
 }
 

@@ -135,7 +135,8 @@ TEST(Api, LargeHeadDimsWithoutATileGoToTheNaiveBackend) {
   const Plan plan = plan_attention_forward(args.forward, small);
   EXPECT_EQ(plan.backend, Backend::kCudaNaive);
   EXPECT_EQ(plan.strategy, Strategy::kSplitQ);
-  EXPECT_NE(plan.explain().find("has no tile of head dims 1024 and 1024 for 99 KB"), std::string::npos)
+  EXPECT_NE(plan.explain().find("required head dims 1024 and 1024, supported tiles of split_d that fit 99 KB"),
+            std::string::npos)
       << plan.explain();
   EXPECT_EQ(plan_attention_backward(args, small).backend, Backend::kCudaNaive);
   args.forward.options.strategy = Strategy::kSplitD;

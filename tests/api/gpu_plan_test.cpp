@@ -124,5 +124,62 @@ TEST(GpuPlan, RawIhaCachesStayOnCudaCores) {
   EXPECT_EQ(plan_iha_attention_with_kvcache(args, h200).backend, Backend::kCudaMma);
 }
 
+// What a refusal says to do.
+void take_way_out(const std::string& text, AttentionOptions& options) {
+  const auto says = [&](const char* what) { return text.find(what, text.find("way out: ")) != std::string::npos; };
+  if (says("backend auto")) options.backend = Backend::kAuto;
+  if (says("strategy auto")) options.strategy = Strategy::kAuto;
+  if (says("leave out split_size")) options.split_size = 0;
+}
+
+TEST(GpuPlan, RefusalsSayWhatIsMissingAndTheirWaysOutAreOnes) {
+  int refused = 0, served = 0;
+  // A second refusal may name what the first did not come to.
+  const auto check = [&](AttentionOptions& options, const std::string& what, const auto& call) {
+    const AttentionOptions asked = options;
+    std::string text = refusal(call);
+    ++(text.empty() ? served : refused);
+    for (int step = 0; step < 3 && !text.empty(); ++step) {
+      for (const char* part : {"required: ", "supported", "missing: ", "way out: "}) {
+        EXPECT_NE(text.find(part), std::string::npos) << what << ": " << text;
+      }
+      take_way_out(text, options);
+      const std::string next = refusal(call);
+      EXPECT_NE(next, text) << what;
+      text = next;
+    }
+    EXPECT_EQ(text, "") << what;
+    options = asked;
+  };
+  for (const char* gpu : {"t4", "a100", "l4", "h200"}) {
+    const DeviceInfo device = DeviceInfo::by_name(gpu);
+    for (const Backend backend : {Backend::kAuto, Backend::kCudaNaive, Backend::kCudaMma}) {
+      for (const Strategy strategy : {Strategy::kAuto, Strategy::kSplitQ, Strategy::kSplitKv, Strategy::kSplitD}) {
+        for (const int64_t split_size : {0, 256}) {
+          if (split_size > 0 && strategy != Strategy::kAuto && strategy != Strategy::kSplitKv) continue;
+          for (const int64_t dim : {64, 100, 256, 264, 512, 1024}) {
+            AttentionArgs args;
+            args.q = on_gpu(DType::kFloat16, {2, 8, 3, dim});
+            args.k = args.v = on_gpu(DType::kFloat16, {2, 2, 700, dim});
+            args.options.backend = backend, args.options.strategy = strategy, args.options.split_size = split_size;
+            const std::string what = std::string(gpu) + " head dim " + std::to_string(dim);
+            check(args.options, what, [&] { plan_attention_forward(args, device); });
+            IhaKvCacheArgs step;
+            step.attention.q = on_gpu(DType::kFloat16, {2, 8, 1, dim});
+            step.attention.k_cache = step.attention.v_cache = on_gpu(DType::kFloat16, {2, 8, 700, dim});
+            step.attention.cache_seqlens = on_gpu(DType::kInt32, {2});
+            step.attention.options = args.options;
+            step.w_q = step.w_k = step.w_v = on_gpu(DType::kFloat32, {8, 2, 8});
+            step.kind = IhaCacheKind::kRaw;
+            check(step.attention.options, what + " raw cache", [&] { plan_iha_attention_with_kvcache(step, device); });
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(served, 100);
+}
+
 }  // namespace
 }  // namespace plait

@@ -6,6 +6,7 @@
 
 #include "catalog/mma_tiles.hpp"
 #include "cuda/mma/decode/workspace.hpp"
+#include "cuda/mma/leave.hpp"
 
 namespace plait::cuda::mma {
 namespace {
@@ -15,6 +16,9 @@ namespace {
 // beside a second block.
 constexpr double kBytesPerClock = 20, kDecodeStart = 12000;
 constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000;
+
+constexpr const char* kDecodeLimits =
+    "rows and keys of a sequence up to 2^28, steps of keys over all heads and sequences up to 2^31";
 
 double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
   const double bytes = static_cast<double>(p.batch * p.heads_kv * layout.keys * p.joint_passes()) *
@@ -48,10 +52,12 @@ void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Pla
 void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const DecodeLayout layout(problem, device);
   if (!layout.in_limits(problem)) {
-    throw Error(ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
-                fmt::format("split_kv of cuda_mma counts rows and keys of a sequence up to 2^28 and steps of keys over "
-                            "all heads and sequences up to 2^31; {}",
-                            problem.split_size > 0 ? "give a larger split_size" : "use strategy auto"));
+    const bool split = problem.split_size > 0;
+    throw Error(ErrorCode::kUnsupported, split ? "split_size" : "strategy",
+                fmt::format("split_kv cannot serve this call. required: {} rows and {} keys of a head. supported by "
+                            "cuda_mma: {}. missing: wider counters. way out: {}",
+                            layout.rows, layout.keys, kDecodeLimits,
+                            split ? "give a larger split_size, or leave it out" : "use strategy auto"));
   }
   plan.tile_m = layout.tile.rows();
   plan.tile_n = layout.tile.step_keys;
@@ -69,20 +75,15 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
 
 bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
   const AttentionProblem& a = problem.attention;
-  std::string why;
-  if (problem.raw()) why = "cuda_mma does not mix raw IHA caches on the fly";
-  if (!DecodeLayout(a, device).in_limits(a)) why = "the cache has more keys than cuda_mma counts";
-  if (why.empty()) return true;
-  const bool strategy = a.strategy == Strategy::kSplitKv || a.split_size > 0;
-  if (a.backend == Backend::kCudaMma || strategy) {
-    const char* argument = a.backend == Backend::kCudaMma ? "backend" : a.split_size > 0 ? "split_size" : "strategy";
-    throw Error(ErrorCode::kUnsupported, argument,
-                fmt::format("{}; {}use backend auto or cuda_naive{}", why, problem.raw() ? "mix the cache, or " : "",
-                            strategy ? " without split_kv and split_size" : ""));
+  if (problem.raw()) {
+    leave_mma(a, {"raw IHA caches", "mixed IHA caches", "mixing of a cache while it is read"}, plan);
+    return false;
   }
-  plan.backend = Backend::kCudaNaive;
-  plan.reasons.push_back(why);
-  return false;
+  if (!DecodeLayout(a, device).in_limits(a)) {
+    leave_mma(a, {fmt::format("a cache of {} keys", a.seqlen_kv), kDecodeLimits, "wider counters"}, plan);
+    return false;
+  }
+  return true;
 }
 
 }  // namespace plait::cuda::mma
