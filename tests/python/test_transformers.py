@@ -3,6 +3,9 @@
 Run by pytest (make test).
 """
 
+import dataclasses
+
+import plait
 import pytest
 import torch
 
@@ -393,3 +396,45 @@ def test_registering_is_explicit_and_repeatable():
     model.load_state_dict(sdpa.state_dict())
     mask = padding("left")
     assert_same(sdpa, model, tokens(), real=mask, attention_mask=mask)
+
+
+@pytest.mark.parametrize("window", [-1, 6])
+@pytest.mark.parametrize("pads", [None, (0, 4, 9), (3, 21, 0)])
+def test_a_step_reads_the_cache_where_it_lies(pads, window, monkeypatch):
+    """One query, padded or not, and a few of an unpadded batch: the kernels of caches, with the results of packing."""
+    steps = []
+    cached = plait.attention_with_kvcache
+    monkeypatch.setattr(plait, "attention_with_kvcache", lambda *x, **options: steps.append(1) or cached(*x, **options))
+    length, capacity = 23, 40
+    key, value = (torch.randn(3, 2, capacity, 16) for _ in range(2))
+    real = torch.ones(3, length, dtype=torch.bool)
+    for row, count in enumerate(pads or ()):
+        real[row, :count] = False
+    function = masking_utils.causal_mask_function
+    if window > 0:
+        function = masking_utils.sliding_window_causal_mask_function(window)
+    for count in (1, 5):
+        query = torch.randn(3, 4, count, 16)
+        mask = pt.plait_mask(3, count, capacity, torch.tensor(length - count), 0, function, real if pads else None)
+        taken = len(steps)
+        got, _ = pt.plait_attention(torch.nn.Module(), query, key, value, mask)
+        assert len(steps) == taken + (count == 1 or pads is None)
+        want, _ = pt.plait_attention(
+            torch.nn.Module(), query, key, value, dataclasses.replace(mask, key_counts=None, first_keys=None)
+        )
+        torch.testing.assert_close(got, want)
+    with torch.enable_grad():
+        pt.plait_attention(torch.nn.Module(), query.requires_grad_(), key, value, mask)[0].sum().backward()
+    assert query.grad.isfinite().all()
+
+
+def test_steps_of_rows_without_keys_are_finite():
+    real = torch.zeros(2, 8, dtype=torch.bool)
+    real[0] = True
+    x = torch.randn(2, 2, 8, 16)
+    for start in (3, 7):
+        mask = pt.plait_mask(2, 1, 8, start, attention_mask=real)
+        out, _ = pt.plait_attention(torch.nn.Module(), x[:, :, :1], x, x, mask)
+        assert out.isfinite().all()
+    late = pt.plait_mask(2, 1, 8, 0, attention_mask=torch.arange(8).expand(2, 8) > 5)  # keys behind the query only
+    assert pt.plait_attention(torch.nn.Module(), x[:, :, :1], x, x, late)[0].isfinite().all()

@@ -9,9 +9,12 @@ keys): nothing is gathered, and no work is done for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+
+# Queries of a step that go through the cache kernels, which share keys out over the processor instead of rows.
+_MOST_STEP_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,9 @@ class IntervalMask:
     `cu_seqlens_q` and `cu_seqlens_k` are int32 `[sequences + 1]` over the flattened `[batch * q_length]` and
     `[batch * kv_length]` tokens, or None when each row is one whole sequence. `window` is `(left, right)`, inclusive,
     -1 = unbounded. Inside a sequence the last query meets the last key, as everywhere in plait.
+
+    A step of a few queries behind the keys of a cache also says, for the kernels of caches, how many keys each row has
+    up to its last query and, where rows are padded on the left, the first of them.
     """
 
     batch: int
@@ -30,6 +36,9 @@ class IntervalMask:
     window: tuple[int, int] = (-1, -1)
     cu_seqlens_q: torch.Tensor | None = None  # [sequences + 1] int32
     cu_seqlens_k: torch.Tensor | None = None  # [sequences + 1] int32
+    key_counts: torch.Tensor | None = None  # [batch] int32, of a step
+    first_keys: torch.Tensor | None = None  # [batch] int32, of a step with padding
+    _tables: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -56,14 +65,29 @@ class IntervalMask:
         cu_q, cu_k = self.cu_seqlens_q, self.cu_seqlens_k
         split = (cu_k.diff()[:-1] == 0) & (cu_q.diff()[1:] == 0)  # [sequences - 1]: queries first, their keys next
         joined = torch.cat([cu_q[:1], torch.where(split, cu_q[:-2], cu_q[1:-1]), cu_q[-1:]])
-        return replace(self, cu_seqlens_q=joined)
+        return replace(self, cu_seqlens_q=joined, key_counts=None, first_keys=None)
+
+    def block_table(self, row_stride: int) -> torch.Tensor:
+        """The keys of a padded step as pages of one key, int32 `[batch, kv_length]`: key `i` of row `b` is page
+        `b * row_stride + first_keys[b] + i`. Kept for the layers that follow."""
+        table = self._tables.get(row_stride)
+        if table is None:
+            device = self.first_keys.device
+            rows = torch.arange(self.batch, dtype=torch.int32, device=device) * row_stride
+            keys = torch.arange(self.kv_length, dtype=torch.int32, device=device)
+            table = (rows + self.first_keys)[:, None] + keys
+            if not torch.compiler.is_compiling():
+                self._tables[row_stride] = table
+        return table
 
     def to(self, device, **kwargs) -> IntervalMask:
         """A copy with its cumulative lengths on `device` (models spread over several devices move their masks)."""
         if not self.packed:
             return self
-        moved = (cu.to(device, **kwargs) for cu in (self.cu_seqlens_q, self.cu_seqlens_k))
-        return replace(self, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), moved, strict=True)))
+        names = ("cu_seqlens_q", "cu_seqlens_k", "key_counts", "first_keys")
+        tensors = {name: getattr(self, name) for name in names}
+        moved = {name: x if x is None else x.to(device, **kwargs) for name, x in tensors.items()}
+        return replace(self, _tables={}, **moved)
 
 
 def refuse_mask(got: str) -> ValueError:
@@ -88,6 +112,7 @@ def from_padding(
     *,
     causal: bool,
     window: tuple[int, int] = (-1, -1),
+    padded: bool = True,  # False: all keys are real
 ) -> IntervalMask:
     """The mask of a padded batch, each row one run of real keys; no data leaves the device.
 
@@ -108,7 +133,12 @@ def from_padding(
     # Five sequences per row: queries of the left padding, its keys, the real run, right padding likewise.
     lengths_q = torch.stack([q_begin, zero, q_end - q_begin, q_length - q_end, zero], -1)
     lengths_k = torch.stack([zero, begin, end - begin, zero, kv_length - end], -1)
-    return IntervalMask(batch, q_length, kv_length, causal, window, _starts(lengths_q), _starts(lengths_k))
+    mask = IntervalMask(batch, q_length, kv_length, causal, window, _starts(lengths_q), _starts(lengths_k))
+    if not causal or q_length > (1 if padded else _MOST_STEP_QUERIES):
+        return mask
+    # A query of padding sees some key: nobody looks at what it gets.
+    counts = (end - begin).clamp(min=1).to(torch.int32)
+    return replace(mask, key_counts=counts, first_keys=begin.clamp(max=kv_length - 1).to(torch.int32) if padded else None)
 
 
 def from_sequence_ids(

@@ -67,7 +67,8 @@ def plait_mask(
     real = _padding(attention_mask, batch_size, kv_length, kv_offset)
     if real is not None:
         real = _checked(real)
-    if real is None:
+    padded = real is not None
+    if not padded:
         ends_together = not isinstance(q_start, torch.Tensor) and q_start + q_length == kv_length
         if ends_together or not pattern.causal:
             plain_causal = pattern.causal and pattern.window == (-1, -1)
@@ -75,7 +76,7 @@ def plait_mask(
                 None if plain_causal else IntervalMask(batch_size, q_length, kv_length, pattern.causal, pattern.window)
             )
         real = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)  # keys of a static cache
-    return from_padding(real, q_length, q_start, causal=pattern.causal, window=pattern.window)
+    return from_padding(real, q_length, q_start, causal=pattern.causal, window=pattern.window, padded=padded)
 
 
 def _padding(attention_mask, batch: int, kv_length: int, kv_offset: int) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+import plait
 from plait.integrations.interval_mask import IntervalMask, from_dense, refuse_mask
 
 
@@ -66,6 +67,54 @@ def _reduced_once(mask: torch.Tensor, batch: int) -> IntervalMask:
         known = ((version, batch), from_dense(mask, batch))
         mask._plait_intervals = known
     return known[1]
+
+
+def attend_step(
+    query: torch.Tensor,  # [batch, heads_q, q_length, head_dim]
+    key: torch.Tensor,  # [batch, heads_kv, kv_length, head_dim]
+    value: torch.Tensor,  # [batch, heads_kv, kv_length, head_dim_v]
+    mask: IntervalMask,
+    **options,
+) -> torch.Tensor | None:
+    """A step of a few queries through the kernels of caches, which read key and value where they lie.
+
+    Returns `[batch, q_length, heads_q, head_dim_v]`; None where the mask or the tensors are not of that kind.
+    """
+    if mask.key_counts is None or query.shape[0] == 0 or torch.is_grad_enabled() and _trains(query, key, value):
+        return None
+    table = None
+    if mask.first_keys is not None:
+        strides = {x.stride(0) // x.stride(2) for x in (key, value) if x.stride(2) and x.stride(0) % x.stride(2) == 0}
+        if len(strides) != 1 or key.stride(0) * value.stride(2) != value.stride(0) * key.stride(2):
+            return None
+        row_stride = strides.pop()
+        table = mask.block_table(row_stride)
+        key, value = (_pages_of_one(x, row_stride) for x in (key, value))
+    out = plait.attention_with_kvcache(
+        query,
+        key,
+        value,
+        cache_seqlens=mask.key_counts,
+        block_table=table,
+        causal=mask.causal,
+        window=mask.window,
+        **options,
+    )
+    return out.transpose(1, 2)
+
+
+def _trains(*tensors: torch.Tensor) -> bool:
+    return any(x.requires_grad for x in tensors)
+
+
+def _pages_of_one(cache: torch.Tensor, row_stride: int) -> torch.Tensor:
+    """`[pages, 1, heads, head_dim]` over a cache `[batch, heads, length, head_dim]`: page `b * row_stride + i` is key i
+    of row b; others, never asked for, overlap them."""
+    batch, heads, length, head_dim = cache.shape
+    pages = (batch - 1) * row_stride + length
+    return cache.as_strided(
+        (pages, 1, heads, head_dim), (cache.stride(2), cache.stride(2), cache.stride(1), cache.stride(3))
+    )
 
 
 def attend(

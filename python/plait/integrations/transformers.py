@@ -16,7 +16,7 @@ from plait.integrations.iha_cache import IhaCache
 from plait.integrations.iha_layers import IhaSelfAttention, convert_to_iha
 from plait.integrations.interval_mask import IntervalMask
 from plait.integrations.mask_functions import plait_mask
-from plait.integrations.masked_call import attend, refuse_unsupported, resolve_mask
+from plait.integrations.masked_call import attend, attend_step, refuse_unsupported, resolve_mask
 
 __all__ = [
     "IhaCache",
@@ -72,5 +72,7 @@ def plait_attention(
         is_causal = getattr(module, "is_causal", True)
     mask = resolve_mask(attention_mask, query, key, is_causal, sliding_window, kwargs)
     options = {"scale": scaling, "softcap": softcap, "sinks": None if s_aux is None else s_aux.float()}
-    out = attend(plait.flash_attention, plait.flash_attention_varlen, query, key, value, mask, **options)
+    out = attend_step(query, key, value, mask, **options)
+    if out is None:
+        out = attend(plait.flash_attention, plait.flash_attention_varlen, query, key, value, mask, **options)
     return out, None
