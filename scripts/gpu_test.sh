@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Tests on the GPU of this machine: build/dev's cuda_test, then tests/python/gpu; a summary last.
+# Tests on the GPU of this machine: build/dev's cuda_test, its attention and IHA once more in the tiles of GPUs with less
+# shared memory, then tests/python/gpu; a summary last.
 # Called by `make gpu-test`. Builds nothing: it also runs in a copy of a tree that was built elsewhere.
 # Usage: scripts/gpu_test.sh [seconds, default 300]
 #   PYTHON       the Python that has torch with CUDA (default .venv/bin/python, else python3)
 #   PLAIT_BUILD  the build folder (default build/dev)
-#   SUITES       "cpp python" (default both)
+#   SUITES       of "cpp small_gpus python large" (default all but large, which takes 40 GB and more on the device)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 budget=${1:-300}
 build=${PLAIT_BUILD:-build/dev}
-suites=${SUITES:-cpp python}
+suites=${SUITES:-cpp small_gpus python}
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/plait-gpu-test.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -30,19 +31,31 @@ note() {
   summary+=("$(printf '%-8s %s in %d s: %s' "$1" "$what" "$((SECONDS - $4))" "$3")")
 }
 
-run_cpp() {
-  local begin=$SECONDS status binary=$build/tests/cuda/cuda_test
+# name, cuda_test's arguments.
+run_cuda_test() {
+  local name=$1 begin=$SECONDS status binary=$build/tests/cuda/cuda_test
+  shift
   if [ ! -x "$binary" ]; then
-    note cpp 1 "no $binary; build with PLAIT_CUDA=ON PLAIT_TESTS=ON" "$begin"
+    note "$name" 1 "no $binary; build with PLAIT_CUDA=ON PLAIT_TESTS=ON" "$begin"
     return
   fi
   LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}" timeout "$(left)" \
-    "$binary" --gtest_brief=1 --seconds "$((budget / 8))" 2>&1 | tee "$work/cpp.log"
+    "$binary" --gtest_brief=1 --seconds "$((budget / 8))" "$@" 2>&1 | tee "$work/$name.log"
   status=${PIPESTATUS[0]}
-  if grep -q 'skipped, plait finds no CUDA device' "$work/cpp.log"; then status=1; fi
-  note cpp "$status" "$(grep -E '^cuda_test: | ran\.|PASSED|FAILED TEST|SKIPPED ' "$work/cpp.log" | grep -v 'listed below' |
-    sed -e 's/^\[[ =A-Z]*\] *//' | paste -s -d ';' - | cut -c 1-160)" "$begin"
+  if grep -q 'skipped, plait finds no CUDA device' "$work/$name.log"; then status=1; fi
+  note "$name" "$status" "$(grep -E '^cuda_test: | ran\.|PASSED|FAILED TEST|SKIPPED ' "$work/$name.log" |
+    grep -v 'listed below' | sed -e 's/^\[[ =A-Z]*\] *//' | paste -s -d ';' - | cut -c 1-160)" "$begin"
 }
+
+run_cpp() { run_cuda_test cpp; }
+
+# Turing's shared memory, and that of Ampere and Ada for consumers.
+run_small_gpus() {
+  local filter='CudaAttention.*:CudaPremix.*:CudaCollapse.*-*AccuracyBars'
+  for kib in 64 99; do run_cuda_test "smem_$kib" --smem "$kib" --gtest_filter="$filter"; done
+}
+
+run_large() { run_cuda_test large --large --gtest_filter='CudaLarge.*'; }
 
 # The package as it is installed: the sources, with the compiled libraries of the build in lib/.
 lay_out_package() {

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
       settings.large = true;
     } else if (is("--exact")) {
       settings.exact = true;
+    } else if (is("--smem")) {
+      settings.smem_kib = std::strtoll(value, nullptr, 10), ++i;
     } else if (is("--seed")) {
       settings.seed = std::strtoull(value, nullptr, 10), ++i;
     } else if (is("--cases")) {
@@ -24,7 +26,8 @@ int main(int argc, char** argv) {
     } else if (is("--seconds")) {
       settings.seconds = std::strtod(value, nullptr), ++i;
     } else {
-      std::fprintf(stderr, "cuda_test: got '%s', expected --seed N, --cases N, --seconds S, --large or --exact\n",
+      std::fprintf(stderr,
+                   "cuda_test: got '%s', expected --seed N, --cases N, --seconds S, --smem KIB, --large or --exact\n",
                    argv[i]);
       return 2;
     }

@@ -23,8 +23,9 @@ Settings& settings() {
 namespace {
 
 const CudaTarget& target_of(Backend backend) {
-  static const CudaTarget naive_target(Backend::kCudaNaive, 0, {.exact = settings().exact});
-  static const CudaTarget mma_target(Backend::kCudaMma, 0, {.exact = settings().exact});
+  const int64_t smem = settings().smem_kib * 1024;
+  static const CudaTarget naive_target(Backend::kCudaNaive, 0, {.exact = settings().exact}, smem);
+  static const CudaTarget mma_target(Backend::kCudaMma, 0, {.exact = settings().exact}, smem);
   return backend == Backend::kCudaMma ? mma_target : naive_target;
 }
 

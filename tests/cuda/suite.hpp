@@ -16,11 +16,12 @@ namespace plait::testing {
 
 // The command line beside GoogleTest's.
 struct Settings {
-  uint64_t seed = 1;    // of the first random problem
-  int64_t cases = 600;  // random problems
-  double seconds = 40;  // after which no further random problem starts
-  bool large = false;   // also tensors of more than 2^31 elements (needs 40 GB on the device)
-  bool exact = false;   // no guards around tensors, one host thread: for compute-sanitizer
+  uint64_t seed = 1;     // of the first random problem
+  int64_t cases = 600;   // random problems
+  double seconds = 40;   // after which no further random problem starts
+  int64_t smem_kib = 0;  // shared memory per block of the GPU that is planned for; 0: of the one that is there
+  bool large = false;    // also tensors of more than 2^31 elements (needs 40 GB on the device)
+  bool exact = false;    // no guards around tensors, one host thread: for compute-sanitizer
 };
 Settings& settings();
 

@@ -180,8 +180,11 @@ class DeviceMirror final : public Place {
 // One backend of a GPU; every thread has its own stream.
 class CudaTarget final : public Target {
  public:
-  explicit CudaTarget(Backend backend, int32_t index = 0, MirrorOptions options = {})
-      : backend_(backend), index_(index), options_(options), device_(DeviceInfo::cuda(index)) {}
+  // smem_limit_bytes: plans as for a GPU with no more shared memory per block; 0: as much as there is.
+  explicit CudaTarget(Backend backend, int32_t index = 0, MirrorOptions options = {}, int64_t smem_limit_bytes = 0)
+      : backend_(backend), index_(index), options_(options), device_(DeviceInfo::cuda(index)) {
+    if (smem_limit_bytes > 0) device_.smem_per_block_bytes = std::min(device_.smem_per_block_bytes, smem_limit_bytes);
+  }
 
   Backend backend() const override { return backend_; }
   bool splits() const override { return tensor_cores(); }
