@@ -2,6 +2,7 @@
 # Called by CMakeLists.txt of this folder.
 set(plait_type_float16 __half)
 set(plait_type_bfloat16 __nv_bfloat16)
+set(plait_buckets 32 64 96 128 192 256)
 
 # plait_variants(target folder): instantiates folder/variant.cu.in for PLAIT_DTYPES x PLAIT_HEAD_DIMS.
 function(plait_variants target folder)
@@ -11,6 +12,9 @@ function(plait_variants target folder)
       set(PLAIT_TYPE ${plait_type_${dtype}})
       if(NOT PLAIT_TYPE)
         message(FATAL_ERROR "PLAIT_DTYPES: got '${dtype}', expected float16 or bfloat16")
+      endif()
+      if(NOT PLAIT_HEAD_DIM IN_LIST plait_buckets)
+        message(FATAL_ERROR "PLAIT_HEAD_DIMS: got '${PLAIT_HEAD_DIM}', expected some of ${plait_buckets}")
       endif()
       set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}_${dtype}_${PLAIT_HEAD_DIM}.cu)
       configure_file(${folder}/variant.cu.in ${file} @ONLY)
