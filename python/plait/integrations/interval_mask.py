@@ -137,8 +137,8 @@ def from_padding(
     if not causal or q_length > (1 if padded else _MOST_STEP_QUERIES):
         return mask
     # A query of padding sees some key: nobody looks at what it gets.
-    counts = (end - begin).clamp(min=1).to(torch.int32)
-    return replace(mask, key_counts=counts, first_keys=begin.clamp(max=kv_length - 1).to(torch.int32) if padded else None)
+    counts, first = (end - begin).clamp(min=1), begin.clamp(max=kv_length - 1)
+    return replace(mask, key_counts=counts.to(torch.int32), first_keys=first.to(torch.int32) if padded else None)
 
 
 def from_sequence_ids(
