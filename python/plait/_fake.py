@@ -181,14 +181,24 @@ def _premix_backward(dy, x, w, cos, sin, cu_seqlens, cu_seqlens_other, *options)
 @torch.library.register_fake("plait::premix_qkv_forward")
 def _premix_qkv_forward(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options):
     each = split_qkv(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
+    _check_together(q, k, v)
     return tuple(_numbered(i, _premix_forward, *one) for i, one in enumerate(each))
 
 
 @torch.library.register_fake("plait::premix_qkv_backward")
 def _premix_qkv_backward(dq, dk, dv, q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options):
     each = split_qkv(q, k, v, w_q, w_k, w_v, cos, sin, cu_seqlens_q, cu_seqlens_k, *options)
+    _check_together(q, k, v)
     gradients = [_numbered(i, _premix_backward, dy, *each[i]) for i, dy in enumerate((dq, dk, dv))]
     return *(dx for dx, _ in gradients), *(dw for _, dw in gradients)
+
+
+def _check_together(*xs: Tensor) -> None:
+    for i, x in enumerate(xs):
+        if x.device != xs[0].device:
+            raise ValueError(
+                f"x[{i}]: got device {x.device}, expected {xs[0].device} as the first tensor has; move one of them"
+            )
 
 
 def _numbered(number: int, function: Callable, *tensors: object):

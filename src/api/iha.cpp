@@ -58,14 +58,21 @@ Premixes validate_all(std::span<const PremixArgs> args, size_t count, const Vali
 // call.
 template <class Outputs, class Dy>
 void check_apart(std::span<const PremixArgs> args, const Outputs& outputs, const Dy& dy) {
+  const auto numbered = [](const char* name, size_t i) { return fmt::format("{}[{}]", name, i); };
   for (size_t i = 0; i < args.size(); ++i) {
-    for (size_t j = 0; j < args.size(); ++j) {
-      if (i == j) continue;
-      for (const Named& output : outputs(i)) {
-        check_no_alias({output}, {{"x of another premix", &args[j].x},
-                                  {"w of another premix", &args[j].w},
-                                  {"dy of another premix", dy(j)}});
-        for (const Named& other : outputs(j)) check_no_alias({output}, {{"an output of another premix", other.view}});
+    for (const Named& output : outputs(i)) {
+      const std::string name = numbered(output.name, i);
+      const auto check = [&](const char* other, size_t j, const TensorView* view) {
+        check_no_alias({{name.c_str(), output.view}}, {{numbered(other, j).c_str(), view}});
+      };
+      for (size_t j = 0; j < args.size(); ++j) {
+        if (i == j) continue;
+        const PremixArgs& a = args[j];
+        check("x", j, &a.x), check("w", j, &a.w), check("dy", j, dy(j));
+        if (a.rope) check("rope cos", j, &a.rope->cos), check("rope sin", j, &a.rope->sin);
+        if (a.cu_seqlens) check("cu_seqlens", j, &*a.cu_seqlens);
+        if (a.cu_seqlens_other) check("cu_seqlens_other", j, &*a.cu_seqlens_other);
+        for (const Named& other : outputs(j)) check(other.name, j, other.view);
       }
     }
   }

@@ -53,6 +53,19 @@ def folder(tmp_path):
     return tmp_path / "h200"
 
 
+@pytest.mark.parametrize(
+    "foreign",
+    ['{"rows": [{"a": 1}], "env": {}}', '{"rows": [1], "env": {}}', '{"rows": {}, "env": []}', "[]",
+     '{"rows": [{"case": "x", "pass": "forward", "regime": "burst", "backend": "auto"}], "env": {"date": 3}}'],
+)  # fmt: skip
+def test_foreign_files_are_refused_and_the_readme_stays(foreign, folder, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(before := f"a\n{tables.BEGIN}\n{tables.END}\nb\n")
+    (folder / "prefill.json").write_text(foreign)
+    assert main(["tables", "--results", str(folder), "--readme", str(readme)]) == 2
+    assert "result" in capsys.readouterr().err and readme.read_text() == before
+
+
 def test_tables_hold_every_bar(folder):
     text = tables.render(folder)
     for line in (

@@ -36,8 +36,9 @@ def load(path: Path) -> dict:
     """A result file's content; an empty one where there is no file."""
     try:
         content = json.loads(path.read_text())
-        if not isinstance(content["rows"], list) or not isinstance(content["env"], dict):
-            raise TypeError
+        rows, env = content["rows"], content["env"]
+        if not isinstance(rows, list) or not isinstance(env, dict) or not all(map(_key, rows)):
+            raise TypeError("rows and env are not what this benchmark writes")
     except FileNotFoundError:
         return {"env": {}, "rows": []}
     except (OSError, ValueError, KeyError, TypeError) as error:
