@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "catalog/catalog.hpp"
 #include "plait/attention.hpp"
 #include "support/calls.hpp"
 
@@ -76,6 +77,8 @@ class Random {
     return chance(10) ? pick<int64_t>({129, 192, 256, 257, 512, 576, 1024}) : chance(40) ? odd : usual;
   }
   DType dtype() {
+    const bool both = catalog::kMmaFloat16 && catalog::kMmaBFloat16;
+    if (tensor_cores_ && !both) return catalog::kMmaFloat16 ? DType::kFloat16 : DType::kBFloat16;
     if (tensor_cores_) return pick({DType::kFloat16, DType::kBFloat16});
     return pick({DType::kFloat32, DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "cuda/iha/schedule.hpp"
 #include "cuda/suite.hpp"
 
 namespace plait::testing {
@@ -14,9 +15,12 @@ double weight_bar(DType dtype, DType weight, bool tensor_cores) {
   return 1.6 * (tensor_cores ? std::max(bars_of(dtype).out, bars_of(weight).out) : bars_of(weight).out);
 }
 
-bool takes(const CudaTarget& target, DType dtype, int64_t heads, int64_t pseudo, int64_t dim) {
+// Also by what fits the shared memory that is planned for.
+template <class Problem>
+bool takes(const CudaTarget& target, const Problem& p) {
   return target.backend() != Backend::kCudaMma ||
-         (tensor_cores_take(dtype, dim % 8 == 0 ? 8 : dim, 8) && heads <= 64 && pseudo <= 16);
+         (tensor_cores_take(p.dtype, p.head_dim % 8 == 0 ? 8 : p.head_dim, 8) && p.heads <= 64 &&
+          p.pseudo_heads <= 16 && cuda::iha::supports(p, cuda::iha::Limits::of(target.device())));
 }
 
 template <class Case>
@@ -30,7 +34,7 @@ void check(const Named<PremixCase>& named) {
   const PremixCase& c = named.problem;
   const PremixProblem& p = c.problem;
   for (const CudaTarget* target : {&naive(), &mma()}) {
-    if (!takes(*target, p.dtype, p.heads, p.pseudo_heads, p.head_dim)) continue;
+    if (!takes(*target, p)) continue;
     Premix mine(c);
     const Layout layout = c.seed % 2 == 0 ? Layout::kBhsd : Layout::kBshd;
     Premix wide = float64(c, mine);
@@ -53,7 +57,7 @@ void check(const Named<CollapseCase>& named) {
   const CollapseCase& c = named.problem;
   const CollapseProblem& p = c.problem;
   for (const CudaTarget* target : {&naive(), &mma()}) {
-    if (!takes(*target, p.dtype, p.heads, p.pseudo_heads, p.head_dim)) continue;
+    if (!takes(*target, p)) continue;
     Collapse mine(c);
     const Layout layout = c.seed % 2 == 0 ? Layout::kBhsd : Layout::kBshd;
     Collapse wide = float64(c, mine);
@@ -181,7 +185,7 @@ TEST(CudaPremix, BitEqualRunToRun) {
     std::vector<std::vector<double>> once;
     for (int round = 0; round < 4; ++round) {
       PremixCase c = premix_case(4, 20, 300, 4, 64);
-      c.problem.dtype = DType::kBFloat16, c.problem.rope_dim = 64;
+      c.problem.dtype = DType::kFloat16, c.problem.rope_dim = 64;
       Premix p(c);
       run_both(p, Layout::kBhsd, target->backend(), [&] { return target->mirror(); });
       const std::vector<std::vector<double>> all{values(p.tensors.y, p.y_shape), values(p.tensors.dx, p.x_shape),

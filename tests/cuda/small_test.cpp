@@ -61,13 +61,17 @@ TEST(CudaSmall, mma_decode) {
   check_all(cases);
 }
 
+// Fewer: large head dims take long under the tools, and split_d is deterministic always.
 TEST(CudaSmall, mma_split_d) {
-  check_all(small_cases({{DType::kFloat16, 264},
-                         {DType::kBFloat16, 384},
-                         {DType::kFloat16, 512},
-                         {DType::kBFloat16, 640},
-                         {DType::kFloat16, 768},
-                         {DType::kBFloat16, 1024}}));
+  std::vector<GpuCase> cases = small_cases({{DType::kFloat16, 264},
+                                            {DType::kBFloat16, 384},
+                                            {DType::kFloat16, 512},
+                                            {DType::kBFloat16, 640},
+                                            {DType::kFloat16, 768},
+                                            {DType::kBFloat16, 1024}});
+  std::erase_if(cases, [](const GpuCase& c) { return c.problem.problem.deterministic; });
+  for (GpuCase& c : cases) c.problem.problem.heads_q = 1;
+  check_all(cases);
 }
 
 void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int64_t count) {

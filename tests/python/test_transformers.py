@@ -415,7 +415,8 @@ def test_a_step_reads_the_cache_where_it_lies(pads, window, monkeypatch):
         function = masking_utils.sliding_window_causal_mask_function(window)
     for count in (1, 5):
         query = torch.randn(3, 4, count, 16)
-        mask = pt.plait_mask(3, count, capacity, torch.tensor(length - count), 0, function, real if pads else None)
+        start, given = torch.tensor(length - count), real if pads else None
+        mask = pt.plait_mask(3, count, capacity, start, 0, function, given, device=key.device)
         taken = len(steps)
         got, _ = pt.plait_attention(torch.nn.Module(), query, key, value, mask)
         assert len(steps) == taken + (count == 1 or pads is None)
