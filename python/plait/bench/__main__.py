@@ -18,13 +18,13 @@ EXAMPLES = """examples:
   python -m plait.bench sweep --P 1,2,4,8 --iha-frac 0.25,0.5,0.8 --N 256,512
   python -m plait.bench cpu --json cpu.json               attention beside torch's SDPA on this CPU
   python -m plait.bench prefill --budget 80               a kernel suite beside torch's kernels; also backward, iha,
-                                                          decode, large_head_dim, matrix
+                                                          decode, large_head_dim, matrix, crossover
   python -m plait.bench backward --cases "D128 causal" --backends cuda_mma,cuda_naive --regime burst
   python -m plait.bench plots && python -m plait.bench tables --readme README.md
 """
 
 EXIT_BAD_SETTINGS = 2
-SUITES = ("prefill", "backward", "iha", "decode", "large_head_dim", "matrix")
+SUITES = ("prefill", "backward", "iha", "decode", "large_head_dim", "matrix", "crossover")
 _PACKAGES = {"llama": ("matplotlib", "rich", "transformers"), "plots": ("matplotlib", "rich"), "tables": ("rich",)}
 _PACKAGES["sweep"] = _PACKAGES["llama"]
 

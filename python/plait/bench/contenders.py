@@ -122,6 +122,15 @@ def _cu_seqlens(case: AttentionCase, length: int, device: torch.device) -> Tenso
     return torch.arange(case.batch + 1, device=device, dtype=torch.int32) * length
 
 
+def strategy_makers(case: AttentionCase, device: torch.device, strategies: tuple[str, ...]) -> Makers:
+    """The forward of plait by each strategy, asked for by name."""
+    q, k, v, _ = _inputs(case, device, False)
+    return {
+        name: lambda name=name: Contender(_ours(case, "fwd", "auto", q, k, v, None, name), case.flops(False))
+        for name in strategies
+    }
+
+
 def _options(case: AttentionCase, device: torch.device, backend: str) -> dict:
     """plait's options for a case."""
     options = {"causal": case.causal, "window": (case.window, -1), "deterministic": case.deterministic}
@@ -132,8 +141,17 @@ def _options(case: AttentionCase, device: torch.device, backend: str) -> dict:
     return options
 
 
-def _ours(case: AttentionCase, kind: str, backend: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None) -> Call:
-    options = _options(case, q.device, backend)
+def _ours(
+    case: AttentionCase,
+    kind: str,
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    strategy: str = "auto",
+) -> Call:
+    options = _options(case, q.device, backend) | {"strategy": strategy}
     forward = plait.flash_attention_varlen if case.varlen else plait.flash_attention
     if kind == "fwd":
         return lambda i: forward(q, k, v, **options)

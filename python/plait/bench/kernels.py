@@ -1,6 +1,6 @@
 """Runs a kernel suite within a time budget: plait beside its peers, rows into the suite's result file.
 
-Called by `python -m plait.bench prefill | backward | iha | decode | large_head_dim | matrix`.
+Called by `python -m plait.bench prefill | backward | iha | decode | large_head_dim | matrix | crossover`.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ def measure(task: Task, settings: Settings, deadline: float) -> tuple[list[dict]
     module = iha_contenders if isinstance(case, IhaCase) else contenders
     try:
         makers, refused = module.contenders_of(case, kind, device, wanted)
+        if task.entry.strategies:
+            makers |= contenders.strategy_makers(case, device, task.entry.strategies)
     except RuntimeError as error:
         _check_alive(device, error)
         return [], [_missing(task, backend, contenders.reason(error)) for backend in wanted]

@@ -23,12 +23,14 @@ _NAIVE_TOO = ("auto", "cuda_naive")
 
 @dataclass(frozen=True)
 class Entry:
-    """A case of a default set. priority: 0 is measured first. sustained: also in that regime."""
+    """A case of a default set. priority: 0 is measured first. sustained: also in that regime. strategies: plait's own,
+    asked for by name, are peers too."""
 
     case: Case
     priority: int = 0
     sustained: bool = False
     backends: tuple[str, ...] = ("auto",)
+    strategies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def suite(name: str) -> Suite:
         "decode": lambda: Suite(("fwd",), (DecodeCase,), _decode()),
         "large_head_dim": lambda: Suite(("fwd", "bwd"), (AttentionCase,), _large_head_dim()),
         "matrix": lambda: Suite(("fwd",), (AttentionCase,), _matrix()),
+        "crossover": lambda: Suite(("fwd",), (AttentionCase,), _crossover()),
     }
     return makers[name]()
 
@@ -187,3 +190,10 @@ def _matrix() -> list[Entry]:
     return [
         _attention(f"{shape} {mask} fp16", 0, backends=_NAIVE_TOO) for shape in shapes for mask in ("full", "causal")
     ]
+
+
+def _crossover() -> list[Entry]:
+    """From one query to a prompt beside keys that wait: where split_kv ends and split_q begins."""
+    lengths = itertools.product((1, 8), (4096, 32768), (1, 16, 64, 128, 256))
+    cases = [parse(f"B{batch} S{q}x{k} H32/8 D128 causal") for batch, k, q in lengths]
+    return [Entry(case, int(case.batch > 1), strategies=("split_q", "split_kv")) for case in cases]

@@ -58,7 +58,7 @@ def render(folder: Path) -> str:
         parts += [_beside(rows["decode"], title, {"cudnn": "cuDNN", "fa2": "FA2"})]
     title = "Head dims above 256, bf16: TFLOP/s. Of torch's kernels on this GPU only these two take them."
     parts += [_beside(rows.get("large_head_dim", []), title, {"efficient": "efficient", "math": "math"})]
-    parts += [_llama(rows.get("llama", []))]
+    parts += [_crossover(rows.get("crossover", [])), _llama(rows.get("llama", []))]
     return "\n" + "\n".join(part for part in parts if part) + "\n"
 
 
@@ -178,6 +178,22 @@ def _beside(rows: list[dict], title: str, peers: dict[str, str]) -> str:
         lines.append([f"{row['case']}, {row['pass']}", report.number(row["ours"]), *cells])
     heads = ["", "plait", *(f"{name} (plait is)" for name in peers.values())]
     return _text(title) + "\n" + markdown(heads, lines) if lines else ""
+
+
+def _crossover(rows: list[dict]) -> str:
+    """How far strategy auto is from the faster of the strategies."""
+    shares = {}
+    for row in rows:
+        strategies = [row["peers"][name] for name in ("split_q", "split_kv") if name in row["peers"]]
+        if row["regime"] == "burst" and len(strategies) == 2:
+            shares[row["case"]] = row["ours"] / max(strategies)
+    if not shares:
+        return ""
+    worst = min(shares, key=shares.get)
+    return _text(
+        f'Few queries beside many keys: in {len(shares)} shapes `strategy="auto"` ran at {min(shares.values()):.0%}',
+        f"or more of the faster of split_q and split_kv (least at {worst}).",
+    )
 
 
 def _llama(rows: list[dict]) -> str:

@@ -34,16 +34,11 @@ __device__ __forceinline__ void prepare_block(const Job& job, const ContractLayo
   for (int i = thread; i < block.wide * kNarrowTiles * kTileElems; i += threads) sums[i] = 0.0f;
 }
 
-// The warps of a block go through its stages each with its role. What the movers bring and fetch, rows and gradient
-// both wait for, each at a barrier with the movers; those two wait for each other only where wide rows turn first. No
-// barrier counts the whole block: each role waits at places of its own.
+// The warps of a block go through its stages each with its role, and all meet once per stage, at places of their own;
+// twice where wide rows turn first.
 struct RoleBarriers {
-  static constexpr int kRows = 32 * ContractLayout::kRowsWarps, kGradient = 32 * ContractLayout::kGradientWarps,
-                       kMovers = 32 * ContractLayout::kMoverWarps;
-  static __device__ __forceinline__ void rows_and_movers() { ptx::named_barrier(1, kRows + kMovers); }
-  static __device__ __forceinline__ void gradient_and_movers() { ptx::named_barrier(2, kGradient + kMovers); }
-  static __device__ __forceinline__ void rows_and_gradient() { ptx::named_barrier(3, kRows + kGradient); }
-  static __device__ __forceinline__ void gradient_alone() { ptx::named_barrier(4, kGradient); }
+  static __device__ __forceinline__ void all() { ptx::named_barrier(1, ContractLayout::kThreads); }
+  static __device__ __forceinline__ void gradient() { ptx::named_barrier(2, 32 * ContractLayout::kGradientWarps); }
 };
 
 // Loads begin before stage 0; a role has nothing to work on then, and in the step behind the last stage.
@@ -63,8 +58,7 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
   int slot = 0, turning = 0, entry = 0, entry_before = ring - 1, half = 0;  // slot, entry: of stage n + ahead
   for (int n = 1 - layout.stages; n <= block.stages; ++n) {
     wait_stages(ahead - 1);
-    RoleBarriers::rows_and_movers();  // stage n is there, and stage n - 1 has been worked on
-    RoleBarriers::gradient_and_movers();
+    RoleBarriers::all();  // stage n is there, and stage n - 1 has been worked on
     if (makes_rows && n > 0) {
       mover.store(job, layout, block, staging + half * layout.staging_bytes, block.entries(layout, entry_before));
     }
@@ -78,8 +72,7 @@ __device__ __forceinline__ void move_rows(const Job& job, const ContractLayout& 
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stages + turning * layout.stage_bytes);
       turning = turning + 1 < layout.stages ? turning + 1 : 0;
-      RoleBarriers::rows_and_movers();
-      RoleBarriers::gradient_and_movers();
+      RoleBarriers::all();
     }
     half ^= 1;
     entry_before = entry_before + 1 < ring ? entry_before + 1 : 0;
@@ -95,7 +88,7 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
   const int ahead = layout.stages - 1, ring = layout.stages + 2;
   int slot = 0, half = 0, entry = 1;  // entry: of stage n + ahead + 1, which the last of these warps describes
   for (int n = 1 - layout.stages; n <= block.stages; ++n) {
-    RoleBarriers::rows_and_movers();
+    RoleBarriers::all();
     if (warp == ContractLayout::kRowsWarps - 1) {
       describe_stage<T>(job, layout, block, n + ahead + 1, block.entries(layout, entry), lane);
       entry = entry + 1 < ring ? entry + 1 : 0;
@@ -104,8 +97,7 @@ __device__ __forceinline__ void make_rows(const Job& job, const ContractLayout& 
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      RoleBarriers::rows_and_movers();
-      RoleBarriers::rows_and_gradient();
+      RoleBarriers::all();
     }
     half ^= 1;
     if (makes_rows) role.work(layout, block, stage, staging + half * layout.staging_bytes);
@@ -122,19 +114,18 @@ __device__ __forceinline__ void sum_gradient(const Job& job, const ContractLayou
   const int slices = job.partials != nullptr ? GradientRole<T, kNarrowTiles, kColumns>::slices(block.wide) : 0;
   int slot = 0;
   for (int n = 1 - layout.stages; n <= block.stages; ++n) {
-    RoleBarriers::gradient_and_movers();
+    RoleBarriers::all();
     if (!has_stage(block, n)) continue;
     unsigned char* stage = stages + slot * layout.stage_bytes;
     if (job.rotary.by_row) {
       turn_stage<T>(job, layout, block, stage);
-      RoleBarriers::gradient_and_movers();
-      RoleBarriers::rows_and_gradient();
+      RoleBarriers::all();
     }
     if (slices > 0) role.work(job, layout, block, slices, stage);
     const bool flushes = (n + 1) % kFlushStages == 0 || n + 1 == block.stages;
     for (int turn = 0; flushes && turn < slices; ++turn) {
       role.flush(reinterpret_cast<float*>(block.memory() + layout.sums_offset), turn, block.wide);
-      RoleBarriers::gradient_alone();
+      RoleBarriers::gradient();
     }
     slot = slot + 1 < layout.stages ? slot + 1 : 0;
   }
