@@ -1,13 +1,14 @@
 """The compile budget of the CUDA kernels: how long each translation unit took in a build folder, the slowest first.
 
-Called by .ci/run: python scripts/check_compile_times.py build/dev. Fails above the limit, which is twice the 40 seconds
-that a unit may take on a quiet core: CI machines are not always quiet.
+Called by .ci/run: python scripts/check_compile_times.py build/dev. Fails above the limits, which are twice what a quiet
+core may take, 40 seconds for a unit and 15 minutes of two cores for all: CI machines are not always quiet. What a
+compiler cache answered counts as it came, so only a build without one proves the limits.
 """
 
 import sys
 from pathlib import Path
 
-LIMIT_S, SHOWN = 80, 5
+LIMIT_S, TOTAL_LIMIT_S, SHOWN = 80, 2 * 2 * 15 * 60, 5
 
 
 def times(log: Path) -> dict[str, float]:
@@ -26,10 +27,13 @@ def main() -> int:
     if not found:
         sys.exit(f"check_compile_times: {log} names no CUDA object; build with PLAIT_CUDA=ON first")
     slowest = sorted(found.items(), key=lambda item: -item[1])
-    print(f"{len(found)} CUDA units, {sum(found.values()):.0f} s of compiling; the slowest:")
+    total = sum(found.values())
+    print(
+        f"{len(found)} CUDA units, {total:.0f} s of compiling (limit {TOTAL_LIMIT_S}); the slowest (limit {LIMIT_S}):"
+    )
     for name, seconds in slowest[:SHOWN]:
         print(f"  {seconds:6.1f} s  {name}")
-    return int(slowest[0][1] > LIMIT_S)
+    return int(slowest[0][1] > LIMIT_S or total > TOTAL_LIMIT_S)
 
 
 if __name__ == "__main__":

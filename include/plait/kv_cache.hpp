@@ -33,10 +33,10 @@ struct KvCacheArgs {
 // Plans without reading a tensor's contents. Errors as plan_attention_forward.
 Plan plan_attention_with_kvcache(const KvCacheArgs& args, const DeviceInfo& device);
 
-// Appends k_new and v_new to the caches in place (the only inputs ever written), then attends. Where the host can read
-// them (CPU), lengths past the cache, cache rows and page ids outside it, and two sequences that append to one slot
-// are errors, and then nothing has been written. Sequences may share rows and pages to read, but all appends come
-// first: that none lands where another sequence of the call reads is the caller's to see to.
+// Appends k_new and v_new to the caches in place (the only inputs ever written), all before any reading, then attends.
+// Lengths past the cache, rows and pages outside it and two appends to one slot are errors before anything is written
+// where the host reads them (CPU). A GPU drops such appends (of two to one slot either may stay), cuts lengths to the
+// cache and masks keys of a missing row or page. That no sequence appends where another reads is the caller's to see to.
 void attention_with_kvcache(const KvCacheArgs& args, const AttentionOutputs& outputs, const Plan& plan, void* workspace,
                             const Executor& executor);
 

@@ -78,10 +78,10 @@ def attention_with_kvcache(
 
     A length past the cache, a cache row or page outside it, a negative position and two sequences that append to one
     slot (a position of a row or page) are errors where the host can see them (CPU tensors), and then nothing has been
-    written; on a GPU such a write is dropped, and of two into one slot either may stay. Sequences may share rows or
-    pages to read; all appends come before any reading, so keep one sequence from appending where another one of the
-    call reads: that is not looked for. Tensors that require gradients are refused. CUDA tensors are served
-    as those of flash_attention are.
+    written; on a GPU such a write is dropped, keys of a row or page outside the cache are masked, and of two writes
+    into one slot either may stay. Sequences may share rows or pages to read; all appends come before any reading, so
+    keep one sequence from appending where another one of the call reads: that is not looked for. Tensors that require
+    gradients are refused. CUDA tensors are served as those of flash_attention are.
     """
     refuse_unknown(attention_with_kvcache, not_offered)
     check_flags(return_lse=return_lse, rotary_interleaved=rotary_interleaved)

@@ -44,8 +44,24 @@ constexpr Support mma_decode(Op op, int32_t capability, uint32_t dtypes) {
           kMmaHeadDimMultiple};
 }
 
+// Many query rows beside the keys of a dense cache.
+constexpr Support mma_cache_prefill(int32_t capability, uint32_t dtypes) {
+  Support support = mma_attention(Op::kKvCacheForward, capability, dtypes, bit(Strategy::kSplitQ));
+  support.features = kCacheContract & ~kPaged;
+  return support;
+}
+
 constexpr Support mma_split_d(Op op, int32_t capability, uint32_t dtypes, uint32_t strategies) {
   Support support = mma_attention(op, capability, dtypes, strategies);
+  support.max_head_dim = kMaxHeadDim;
+  support.min_head_dim = kMmaSplitDMinHeadDim;
+  return support;
+}
+
+// Ranges of keys by split_d.
+constexpr Support mma_split_d_ranges(Op op, int32_t capability, uint32_t dtypes) {
+  Support support = mma_decode(op, capability, dtypes);
+  support.features &= ~uint32_t{kPaged};
   support.max_head_dim = kMaxHeadDim;
   support.min_head_dim = kMmaSplitDMinHeadDim;
   return support;
@@ -73,6 +89,8 @@ constexpr std::array kSupports{
     mma_split_d(Op::kAttentionForward, kTuring, kMmaFloat16Bit, bit(Strategy::kSplitD)),
     mma_decode(Op::kAttentionForward, kAmpere, kMmaDtypes),
     mma_decode(Op::kAttentionForward, kTuring, kMmaFloat16Bit),
+    mma_split_d_ranges(Op::kAttentionForward, kAmpere, kMmaDtypes),
+    mma_split_d_ranges(Op::kAttentionForward, kTuring, kMmaFloat16Bit),
     mma_attention(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
     mma_split_d(Op::kAttentionBackward, kAmpere, kMmaDtypes, 0),
     mma_attention(Op::kAttentionBackward, kTuring, kMmaFloat16Bit, 0),
@@ -87,6 +105,10 @@ constexpr std::array kSupports{
     mma_mix(Op::kCollapseBackward, kTuring, kMmaFloat16Bit),
     mma_decode(Op::kKvCacheForward, kAmpere, kMmaDtypes),
     mma_decode(Op::kKvCacheForward, kTuring, kMmaFloat16Bit),
+    mma_cache_prefill(kAmpere, kMmaDtypes),
+    mma_cache_prefill(kTuring, kMmaFloat16Bit),
+    mma_split_d_ranges(Op::kKvCacheForward, kAmpere, kMmaDtypes),
+    mma_split_d_ranges(Op::kKvCacheForward, kTuring, kMmaFloat16Bit),
     naive_row(Op::kAttentionForward, kWholeContract, bit(Strategy::kSplitQ)),
     naive_row(Op::kAttentionBackward, kWholeContract, 0),
     naive_row(Op::kPremixForward, kMixFeatures, 0),

@@ -15,6 +15,7 @@
 #include "cuda/mma/backward/workspace.hpp"
 #include "cuda/mma/decode/workspace.hpp"
 #include "cuda/mma/leave.hpp"
+#include "cuda/mma/split_d/ranges.hpp"
 #include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
 
@@ -55,10 +56,37 @@ bool is_split_d(const AttentionProblem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) >= catalog::kMmaSplitDMinHeadDim;
 }
 
+// Of a forward problem for split_d: whether ranges of keys go to blocks of their own.
+void plan_key_ranges(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const bool asked = plan.strategy == Strategy::kSplitKv;
+  const mma::KeyRangeLayout layout(problem, device);
+  const bool useful = plan.strategy == Strategy::kAuto && !problem.packed && layout.in_limits() &&
+                      (layout.ranges.count > 1 || layout.heads_are_rows);
+  if (!asked && !useful) {
+    plan.strategy = Strategy::kSplitD;
+    return;
+  }
+  if (!layout.in_limits()) {
+    throw Error(
+        ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
+        fmt::format("split_kv cannot serve this call. required: results of {} rows and {} keys in ranges. "
+                    "supported by cuda_mma: 2^31 of them. missing: wider counters. way out: {}",
+                    layout.rows, problem.seqlen_kv,
+                    problem.split_size > 0 ? "give a larger split_size, or leave it out" : "use strategy auto"));
+  }
+  plan.strategy = Strategy::kSplitKv;
+  plan.splits = layout.ranges.count;
+  plan.split_size = problem.split_size > 0 ? layout.ranges.keys : 0;
+  plan.workspace_bytes = layout.workspace_bytes();
+  plan.reasons.push_back(fmt::format("{} range(s) of {} keys by blocks of their own, then merged{}",
+                                     layout.ranges.count, layout.ranges.keys,
+                                     layout.heads_are_rows ? "; the heads of a key head are rows of a tile" : ""));
+}
+
 // Sends a head dim of which no tile fits the device to cuda_naive, or refuses where cuda_mma or split_d was asked for.
 void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const int64_t smem = device.smem_per_block_bytes, dim = std::max(problem.head_dim, problem.head_dim_v);
-  const bool forward = problem.op == Op::kAttentionForward;
+  const bool forward = problem.op != Op::kAttentionBackward;
   const catalog::SplitDTile* tile =
       forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
   const catalog::SplitDBackwardTilePair* backward = forward ? nullptr : catalog::split_d_backward_tile(dim, smem);
@@ -72,7 +100,7 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
   plan.reasons.push_back(fmt::format("split_d: a head dim of {} is above {}, so the warps of a block share it out", dim,
                                      catalog::kMmaMaxHeadDim));
   if (forward) {
-    plan.strategy = Strategy::kSplitD;
+    plan_key_ranges(problem, device, plan);
     plan.tile_m = tile->rows;
     plan.tile_n = tile->keys;
     plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
@@ -112,22 +140,30 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
             plan);
 }
 
+// Pages are read by decode alone.
+void plan_mma_cache(const AttentionProblem& attention, const DeviceInfo& device, Plan& plan) {
+  if (is_split_d(attention)) return plan_split_d(attention, device, plan);
+  if (attention.page_size == 0) mma::choose_split(attention, device, plan);
+  if (plan.strategy == Strategy::kSplitQ) return plan_mma_forward(attention, device, plan);
+  plan.strategy = Strategy::kSplitKv;
+  mma::plan_decode(attention, device, plan);
+}
+
 }  // namespace
 
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
-  const bool forward = problem.op == Op::kAttentionForward;
+  const bool forward = problem.op == Op::kAttentionForward, split_d = is_split_d(problem);
   send_long_sequences_away(problem, plan);
-  const bool split_d = plan.backend == Backend::kCudaMma && is_split_d(problem);
-  if (split_d) plan_split_d(problem, device, plan);
-  if (forward && !split_d && plan.backend == Backend::kCudaMma) mma::choose_split(problem, device, plan);
+  if (plan.backend == Backend::kCudaMma && split_d) plan_split_d(problem, device, plan);
+  if (plan.backend == Backend::kCudaMma && forward && !split_d) mma::choose_split(problem, device, plan);
   if (forward && plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
-  if (plan.strategy == Strategy::kSplitKv) {
-    mma::plan_decode(problem, device, plan);
-  } else if (plan.backend == Backend::kCudaMma) {
-    if (!split_d) (forward ? plan_mma_forward : plan_mma_backward)(problem, device, plan);
-  } else {
+  if (plan.backend != Backend::kCudaMma) {
     plan.tile_m = plan.tile_n = naive::kTile;
     plan.workspace_bytes = forward ? 0 : naive::attention_backward_workspace_bytes(problem);
+  } else if (!split_d) {
+    plan.strategy == Strategy::kSplitKv ? mma::plan_decode(problem, device, plan)
+    : forward                           ? plan_mma_forward(problem, device, plan)
+                                        : plan_mma_backward(problem, device, plan);
   }
   note_build(plan);
 }
@@ -161,10 +197,12 @@ void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Pla
 }
 
 void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const AttentionProblem& attention = problem.attention;
   if (plan.backend == Backend::kCudaMma && mma::cache_served(problem, device, plan)) {
-    plan.strategy = Strategy::kSplitKv;
-    mma::plan_decode(problem.attention, device, plan);
-    plan.workspace_bytes += mma::aligned(query_copy_bytes(problem, problem.attention.dtype));
+    plan_mma_cache(attention, device, plan);
+  }
+  if (plan.backend == Backend::kCudaMma) {
+    plan.workspace_bytes += mma::aligned(query_copy_bytes(problem, attention.dtype));
   } else {
     if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
     plan.tile_m = plan.tile_n = naive::kTile;

@@ -52,14 +52,18 @@ void launch_variant(const AttentionProblem& problem, int64_t head_dim, const Lau
 
 int64_t larger_head_dim(const AttentionProblem& problem) { return std::max(problem.head_dim, problem.head_dim_v); }
 
-void run_mma_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem, Stream stream) {
+// `cache_rows`: of a dense cache, else 0.
+void run_mma_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem, int64_t cache_rows,
+                     Stream stream, const mma::KeyRanges& ranges = {}) {
   if (larger_head_dim(problem) < catalog::kMmaSplitDMinHeadDim) {
     launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
-      mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, stream);
+      mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, cache_rows, stream);
     });
   } else {
     launch_variant<catalog::kSplitDBuckets>(problem, problem.head_dim_v, [&]<class T, int kOutDim>() {
-      if constexpr (catalog::kMmaSplitD) mma::launch_split_d_forward<T, kOutDim>(problem, tensors, smem, stream);
+      if constexpr (catalog::kMmaSplitD) {
+        mma::launch_split_d_forward<T, kOutDim>(problem, tensors, ranges, smem, cache_rows, stream);
+      }
     });
   }
 }
@@ -83,6 +87,18 @@ void run_mma_backward(const AttentionProblem& problem, const AttentionTensors& t
 bool is_empty(const AttentionProblem& problem) {
   return problem.heads_q == 0 || problem.heads_kv == 0 || (!problem.packed && problem.batch == 0);
 }
+
+// split_kv above the head dims of decode. `cache_rows`: of a dense cache, else 0.
+void run_ranges(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows,
+                void* workspace, Stream stream) {
+  const mma::KeyRangeLayout layout(problem, plan.device);
+  if (layout.rows == 0) return;
+  run_mma_forward(layout.problem, mma::range_tensors(layout, problem, tensors, workspace),
+                  plan.device.smem_per_block_bytes, cache_rows, stream, layout.ranges);
+  mma::merge_ranges(layout, problem, tensors, workspace, stream);
+}
+
+bool is_split_d(const AttentionProblem& problem) { return larger_head_dim(problem) >= catalog::kMmaSplitDMinHeadDim; }
 
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
 void run_decode(const Plan& plan, const mma::DecodeLayout& layout, const AttentionProblem& problem,
@@ -109,11 +125,14 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
   if (plan.backend == Backend::kCudaNaive) {
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
+  } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
+    run_ranges(plan, problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {
     const mma::DecodeLayout layout(problem, plan.device);
-    run_decode(plan, layout, problem, mma::launch_prepare(layout, tensors, workspace, stream), 0, workspace, stream);
+    mma::launch_prepare(mma::Arrivals(layout, workspace), stream);
+    run_decode(plan, layout, problem, tensors, 0, workspace, stream);
   } else if (forward) {
-    run_mma_forward(problem, tensors, smem, stream);
+    run_mma_forward(problem, tensors, smem, 0, stream);
   } else {
     run_mma_backward(problem, tensors, workspace, smem, stream);
     // delta comes first in the workspace.
@@ -160,9 +179,21 @@ void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheT
   const Stream stream = stream_of(executor);
   if (plan.backend == Backend::kCudaNaive) {
     naive::attention_with_kvcache(problem, tensors, workspace, stream);
-  } else if (!is_empty(problem.attention)) {
+  } else if (is_empty(problem.attention)) {
+    return;
+  } else if (plan.strategy == Strategy::kSplitQ || plan.strategy == Strategy::kSplitD) {
+    const AttentionTensors turned = mma::launch_prepare({}, problem, tensors, workspace, stream);
+    run_mma_forward(problem.attention, turned, plan.device.smem_per_block_bytes, problem.cache_rows, stream);
+  } else if (is_split_d(problem.attention)) {
+    void* queries =
+        static_cast<char*>(workspace) + mma::KeyRangeLayout(problem.attention, plan.device).workspace_bytes();
+    const AttentionTensors turned = mma::launch_prepare({}, problem, tensors, queries, stream);
+    run_ranges(plan, problem.attention, turned, problem.cache_rows, workspace, stream);
+  } else {
     const mma::DecodeLayout layout(problem.attention, plan.device);
-    const AttentionTensors turned = mma::launch_prepare(layout, problem, tensors, workspace, stream);
+    void* queries = static_cast<char*>(workspace) + layout.workspace_bytes();
+    const AttentionTensors turned =
+        mma::launch_prepare(mma::Arrivals(layout, workspace), problem, tensors, queries, stream);
     run_decode(plan, layout, problem.attention, turned, problem.cache_rows, workspace, stream);
   }
 }

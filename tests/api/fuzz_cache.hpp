@@ -34,6 +34,7 @@ struct CacheCase {
     dim = random.head_dim(), dim_v = random.chance(60) ? dim : random.head_dim();
     seqlen_q = random.chance(60) ? 1 : random.length(40);
     new_keys = random.chance(50) ? seqlen_q : random.length(40);
+    if (tensor_cores && random.chance(20)) seqlen_q = new_keys = random.length(300);  // a prompt, or a piece of one
     dtype = random.dtype();
     weight_dtype = random.chance(50) ? DType::kFloat32 : dtype;
     strides = random.strides();
@@ -49,7 +50,7 @@ struct CacheCase {
     if (!splits) options.split_size = 0, options.strategy = Strategy::kAuto;
     if (tensor_cores) {
       kind = IhaCacheKind::kMixed;
-      if (options.strategy == Strategy::kSplitQ) options.strategy = Strategy::kAuto;
+      if (options.strategy == Strategy::kSplitQ && page > 0) options.strategy = Strategy::kAuto;
     }
     choose_lengths(random);
     page > 0 ? choose_pages(random) : choose_rows(random);

@@ -108,6 +108,56 @@ TEST(GpuPlan, CachesRunOnTensorCores) {
   EXPECT_EQ(plan_attention_with_kvcache(cache({.dtype = DType::kFloat32}), h200).backend, Backend::kCudaNaive);
 }
 
+TEST(GpuPlan, PromptsIntoADenseCacheAreParallelOverRows) {
+  for (const char* gpu : {"t4", "a100", "h200"}) {
+    const DeviceInfo device = DeviceInfo::by_name(gpu);
+    KvCacheArgs args = cache({.batch = 2, .seqlen_q = 2048});
+    const Plan prompt = plan_attention_with_kvcache(args, device);
+    EXPECT_EQ(prompt.backend, Backend::kCudaMma) << gpu;
+    EXPECT_EQ(prompt.strategy, Strategy::kSplitQ) << gpu;
+    EXPECT_EQ(prompt.workspace_bytes, 0) << gpu;
+    args.options.strategy = Strategy::kSplitKv;
+    EXPECT_EQ(plan_attention_with_kvcache(args, device).strategy, Strategy::kSplitKv) << gpu;
+    args = cache({});
+    args.options.strategy = Strategy::kSplitQ;
+    EXPECT_EQ(plan_attention_with_kvcache(args, device).backend, Backend::kCudaMma) << gpu;
+    args.k_cache = args.v_cache = on_gpu(DType::kFloat16, {600, 16, 8, kHeadDim});
+    args.block_table = on_gpu(DType::kInt32, {1, 512});
+    EXPECT_EQ(plan_attention_with_kvcache(args, device).backend, Backend::kCudaNaive) << gpu;
+    args.options.strategy = Strategy::kAuto;
+    args.q = on_gpu(DType::kFloat16, {1, 32, 2048, kHeadDim});
+    EXPECT_EQ(plan_attention_with_kvcache(args, device).strategy, Strategy::kSplitKv) << gpu;
+  }
+}
+
+TEST(GpuPlan, LargeHeadDimsSplitTheirKeysWhereRowsAreFew) {
+  const DeviceInfo h200 = DeviceInfo::by_name("h200");
+  const auto large = [](int64_t heads_q, int64_t seqlen_q) {
+    AttentionArgs args;
+    args.q = on_gpu(DType::kFloat16, {1, heads_q, seqlen_q, 576});
+    args.k = on_gpu(DType::kFloat16, {1, 1, 8192, 576});
+    args.v = on_gpu(DType::kFloat16, {1, 1, 8192, 512});
+    return args;
+  };
+  const Plan one = plan_attention_forward(large(128, 1), h200);
+  EXPECT_EQ(one.backend, Backend::kCudaMma);
+  EXPECT_EQ(one.strategy, Strategy::kSplitKv);
+  EXPECT_GT(one.splits, 8);
+  EXPECT_LE(one.splits * 2, h200.multiprocessors);  // 128 heads are two tiles of rows
+  EXPECT_EQ(plan_attention_forward(large(128, 8192), h200).strategy, Strategy::kSplitD);
+  AttentionArgs fixed = large(16, 1);
+  fixed.options.split_size = 1000;
+  EXPECT_EQ(plan_attention_forward(fixed, h200).splits, 9);
+  KvCacheArgs step;
+  step.q = on_gpu(DType::kFloat16, {2, 8, 1, 512});
+  step.k_cache = step.v_cache = on_gpu(DType::kFloat16, {2, 2, 4096, 512});
+  step.cache_seqlens = on_gpu(DType::kInt32, {2});
+  EXPECT_EQ(plan_attention_with_kvcache(step, h200).strategy, Strategy::kSplitKv);
+  step.q = on_gpu(DType::kFloat16, {2, 8, 4096, 512});
+  EXPECT_EQ(plan_attention_with_kvcache(step, h200).strategy, Strategy::kSplitD);
+  EXPECT_EQ(plan_attention_with_kvcache(step, DeviceInfo::by_name("t4")).backend, Backend::kCudaMma);
+}
+
 TEST(GpuPlan, RawIhaCachesStayOnCudaCores) {
   const DeviceInfo h200 = DeviceInfo::by_name("h200");
   IhaKvCacheArgs args;

@@ -109,6 +109,29 @@ TEST(CudaAttention, LargeHeadDims) {
   check_all(cases);
 }
 
+// Ranges of keys; one query whose heads are the rows of a tile.
+TEST(CudaAttention, LargeHeadDimsWithFewQueries) {
+  std::vector<GpuCase> cases;
+  uint64_t seed = 1700;
+  for (const auto& [dim, dim_v] : {std::pair{264, 264}, {512, 512}, {576, 512}, {1024, 1024}, {64, 320}}) {
+    for (const int64_t q : {1, 3, 70}) {
+      for (const Mask& mask : kMasks) {
+        GpuCase c = make(fmt::format("D {} Dv {}, {} queries", dim, dim_v, q), seed, kDtypes[seed % 2],
+                         sizes(2, 6, 2, q, 700, dim, dim_v));
+        set(c, mask);
+        AttentionProblem& p = c.problem.problem;
+        p.has_sinks = seed % 3 != 0, p.softcap = seed % 4 == 0 ? 3.0 : 0.0;
+        if (seed % 5 == 0) p.mode = HeadMode::kJoint, p.pseudo_heads = 2;
+        c.problem.out_float32 = seed % 6 == 0;
+        c.problem.strides = kStrides[seed % 3], c.misaligned = seed % 7 == 0;
+        cases.push_back(c);
+        ++seed;
+      }
+    }
+  }
+  check_all(cases);
+}
+
 TEST(CudaAttention, GroupedHeads) {
   std::vector<GpuCase> cases;
   uint64_t seed = 2000;

@@ -185,7 +185,7 @@ TEST(CudaPremix, BitEqualRunToRun) {
     std::vector<std::vector<double>> once;
     for (int round = 0; round < 4; ++round) {
       PremixCase c = premix_case(4, 20, 300, 4, 64);
-      c.problem.dtype = DType::kFloat16, c.problem.rope_dim = 64;
+      c.problem.dtype = half_dtype(), c.problem.rope_dim = 64;
       Premix p(c);
       run_both(p, Layout::kBhsd, target->backend(), [&] { return target->mirror(); });
       const std::vector<std::vector<double>> all{values(p.tensors.y, p.y_shape), values(p.tensors.dx, p.x_shape),

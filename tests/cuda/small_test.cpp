@@ -8,7 +8,7 @@
 namespace plait::testing {
 namespace {
 
-// Lengths that are no multiple of a tile; the backend that takes the dtype and head dims.
+// Lengths that are no multiple of a tile.
 std::vector<GpuCase> small_cases(const std::vector<std::pair<DType, int64_t>>& kinds) {
   std::vector<GpuCase> cases;
   uint64_t seed = 1;
@@ -35,7 +35,7 @@ std::vector<GpuCase> small_cases(const std::vector<std::pair<DType, int64_t>>& k
 }
 
 TEST(CudaSmall, naive_attention) {
-  check_all(small_cases({{DType::kFloat32, 24}, {DType::kBFloat16, 65}, {DType::kFloat16, 300}}));
+  check_all(small_cases({{DType::kFloat32, 24}, {DType::kBFloat16, 65}, {DType::kFloat16, 300}}), &naive());
 }
 
 TEST(CudaSmall, mma_attention) {
@@ -45,7 +45,8 @@ TEST(CudaSmall, mma_attention) {
                          {DType::kBFloat16, 128},
                          {DType::kFloat16, 192},
                          {DType::kBFloat16, 256},
-                         {DType::kBFloat16, 72}}));
+                         {DType::kBFloat16, 72}}),
+            &mma());
 }
 
 // Few rows, so that split_kv takes them on tensor cores.
@@ -58,7 +59,7 @@ TEST(CudaSmall, mma_decode) {
                                             {DType::kBFloat16, 256}});
   std::erase_if(cases, [](const GpuCase& c) { return !c.problem.q_lens.empty(); });
   for (GpuCase& c : cases) c.problem.problem.seqlen_q = 3, c.problem.problem.seqlen_kv = 150;
-  check_all(cases);
+  check_all(cases, &mma());
 }
 
 // Fewer: large head dims take long under the tools, and split_d is deterministic always.
@@ -71,7 +72,7 @@ TEST(CudaSmall, mma_split_d) {
                                             {DType::kBFloat16, 1024}});
   std::erase_if(cases, [](const GpuCase& c) { return c.problem.problem.deterministic; });
   for (GpuCase& c : cases) c.problem.problem.heads_q = 1;
-  check_all(cases);
+  check_all(cases, &mma());
 }
 
 void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int64_t count) {

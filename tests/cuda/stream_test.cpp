@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "catalog/catalog.hpp"
 #include "cuda/suite.hpp"
 
 namespace plait::testing {
@@ -18,7 +19,7 @@ GpuCase base_case(const CudaTarget& target, HeadMode mode = HeadMode::kPlain) {
   GpuCase c;
   c.problem.problem = sizes(2, 4, 2, 200, 260, 64, 64);
   AttentionProblem& p = c.problem.problem;
-  p.dtype = target.tensor_cores() ? DType::kFloat16 : DType::kFloat32;
+  p.dtype = target.tensor_cores() ? half_dtype() : DType::kFloat32;
   p.mode = mode, p.pseudo_heads = mode == HeadMode::kPlain ? 1 : 2;
   p.causal = true, p.has_sinks = true, p.deterministic = true;
   return c;
@@ -135,11 +136,15 @@ struct CacheStepOnDevice {
 };
 
 TEST(CudaStreams, GraphOfACacheStepReplaysWithNewLengths) {
-  const Stream stream;
-  CacheStepOnDevice eager(naive(), stream.get()), captured(naive(), stream.get());
-  const auto expected = eager.twice([&] { eager.launch(); });
-  const Graph graph(stream.get(), [&] { captured.launch(); });
-  expect_same(naive(), captured.twice([&] { cudaGraphLaunch(graph.exec, stream.get()); }), expected);
+  for (const CudaTarget* target : {&naive(), &mma()}) {
+    if (target == &mma() && !catalog::kMmaFloat16) continue;
+    const Stream stream;
+    CacheStepOnDevice eager(*target, stream.get()), captured(*target, stream.get());
+    const auto expected = eager.twice([&] { eager.launch(); });
+    const Graph graph(stream.get(), [&] { captured.launch(); });
+    const auto replay = [&] { check_cuda(cudaGraphLaunch(graph.exec, stream.get()), "cudaGraphLaunch"); };
+    expect_same(*target, captured.twice(replay), expected);
+  }
 }
 
 // The stream is busy; q arrives in it only after the call was made. The call neither waits nor overtakes.

@@ -46,6 +46,8 @@ bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v) {
          catalog::split_d_backward_tile(larger, smem) != nullptr;
 }
 
+DType half_dtype() { return catalog::kMmaFloat16 ? DType::kFloat16 : DType::kBFloat16; }
+
 void in_parallel(int64_t count, const std::function<void(int64_t)>& body,
                  const std::function<std::string(int64_t)>& name) {
   std::atomic<int64_t> next{0};
@@ -212,10 +214,9 @@ void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected
   check_gradients(c, a, t, expected);
 }
 
-// The forward over key ranges, even ones or of a fixed size; it takes no packed problems and no head dims of split_d.
+// The forward over key ranges, even ones or of a fixed size; it takes no packed problems.
 void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, const Expected& expected) {
   if (!target.splits() || c.external || !c.problem.q_lens.empty() || !c.problem.kv_lens.empty()) return;
-  if (std::max(a.problem.head_dim, a.problem.head_dim_v) > catalog::kMmaMaxHeadDim) return;
   AttentionOptions options = options_of(c.problem, target.backend(), c.layout);
   options.strategy = Strategy::kSplitKv;
   if (c.problem.seed % 2 == 1) options.split_size = 16 + static_cast<int64_t>(c.problem.seed % 90);
@@ -232,11 +233,12 @@ void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, cons
 
 }  // namespace
 
-void check_attention(const GpuCase& c) {
+void check_attention(const GpuCase& c, const CudaTarget* only) {
   Attention a(c.problem);
   const AttentionProblem& p = c.problem.problem;
   std::optional<Expected> expected;
   for (const CudaTarget* target : {&naive(), &mma()}) {
+    if (only != nullptr && target != only) continue;
     if (target == &mma() && !tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v)) continue;
     if (!expected || c.external) expected.emplace(c, a);  // external results are made from the backend's own
     try {
@@ -248,9 +250,9 @@ void check_attention(const GpuCase& c) {
   }
 }
 
-void check_all(const std::vector<GpuCase>& cases) {
+void check_all(const std::vector<GpuCase>& cases, const CudaTarget* only) {
   in_parallel(
-      static_cast<int64_t>(cases.size()), [&](int64_t i) { check_attention(cases[static_cast<size_t>(i)]); },
+      static_cast<int64_t>(cases.size()), [&](int64_t i) { check_attention(cases[static_cast<size_t>(i)], only); },
       [&](int64_t i) { return cases[static_cast<size_t>(i)].name; });
 }
 

@@ -25,6 +25,11 @@ def test_the_slowest_decides(tmp_path, seconds, status):
     assert done.returncode == status and "2 CUDA units" in done.stdout and f"{seconds}.0 s  b.cu.o" in done.stdout
 
 
+@pytest.mark.parametrize("units, status", [(51, 0), (52, 1)])
+def test_all_together_have_a_limit(tmp_path, units, status):
+    assert check(tmp_path, "".join(unit(f"u{i}", 70) for i in range(units))).returncode == status
+
+
 def test_the_last_compilation_counts(tmp_path):
     assert check(tmp_path, unit("a", 200) + unit("a", 20)).returncode == 0
 

@@ -5,6 +5,7 @@
 
 #include "core/mask.hpp"
 #include "core/problem.hpp"
+#include "cuda/common/lanes.hpp"
 
 namespace plait::cuda {
 
@@ -56,7 +57,6 @@ __device__ inline TileOfSequence find_tile(const AttentionProblem& p, const Atte
     const int64_t tiles = ((keys ? p.seqlen_kv : p.seqlen_q) * per + tile_rows - 1) / tile_rows;
     return tiles == 0 ? TileOfSequence{-1, 0} : TileOfSequence{index / tiles, index % tiles};
   }
-  constexpr unsigned kAllLanes = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x % 32);
   for (int64_t first = 0; first <= p.batch; first += 32) {
     int64_t tiles = 0;

@@ -1,16 +1,16 @@
 // Online softmax over score fragments of mma.m16n8k16: row maxima, probabilities, row sums, in log2 units.
-// Called by the forward kernels of mma.
+// Called by the attention kernels of mma and by aux/delta.cu.
 #pragma once
 
 #include <math_constants.h>
 
 #include <cfloat>
 
+#include "cuda/common/lanes.hpp"
 #include "cuda/ptx/mma.cuh"
 
 namespace plait::cuda {
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 // A reference is raised only when a score exceeds it by more than this, so probabilities reach at most 2^8: they keep

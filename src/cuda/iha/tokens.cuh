@@ -2,14 +2,13 @@
 // Called by the kernels of this folder. What the device reads (cu_seqlens) is never trusted.
 #pragma once
 
+#include "cuda/common/lanes.hpp"
 #include "cuda/iha/params.hpp"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace plait::cuda::iha {
-
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Where a block works.
 struct Place {

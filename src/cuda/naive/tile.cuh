@@ -19,7 +19,6 @@ inline constexpr int kColumns = 128;              // output columns of a block
 inline constexpr int kColumnsPerThread = kColumns / kSide;
 inline constexpr int kStageRows = 32;          // rows staged at a time for an output product
 inline constexpr int kTilePadded = kTile + 4;  // keeps float4 alignment, spreads the transposed stores over the banks
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kSide * kSide == kThreads && kPerThread == 4 && kColumnsPerThread == 8 && kTile % kStageRows == 0);
 
 // Calls body with a pointer of the tensor's element type: the branch stands outside the loops.

@@ -34,17 +34,6 @@ __device__ __forceinline__ void cp_async_8(uint32_t target, const void* source, 
   }
 }
 
-// The same for one 32-bit word.
-__device__ __forceinline__ void cp_async_4(uint32_t target, const void* source, bool inside) {
-  if constexpr (kLevel == 75) {
-    const uint32_t value = inside ? *static_cast<const uint32_t*>(source) : 0;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(target), "r"(value) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(inside ? 4 : 0)
-                 : "memory");
-  }
-}
-
 __device__ __forceinline__ void cp_async_commit() {
   if constexpr (kLevel >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }

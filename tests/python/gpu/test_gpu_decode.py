@@ -29,6 +29,25 @@ def test_cache_steps_on_tensor_cores(case, dims, dtype):
 
 
 @HALF
+@pytest.mark.parametrize("case", [name for name, options in CASES.items() if not options.get("page")])
+@pytest.mark.parametrize("dims", [(264, 264), (512, 512), (576, 320)], ids=str)
+def test_cache_steps_of_large_head_dims(case, dims, dtype):
+    options = {**CASES[case], **dict(zip(("D", "Dv"), dims, strict=True)), "dtype": dtype, "backend": "cuda_mma"}
+    CPU["check"](make(**options))
+
+
+@HALF
+@pytest.mark.parametrize("D", [64, 512])
+def test_prompts_and_pieces_of_them_go_into_a_cache(D, dtype):
+    for lengths, Sn in (((0, 0, 0), 150), ((37, 150, 3), 130)):
+        call = make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, causal=True, rope_dims=32,
+                    dtype=dtype, backend="cuda_mma")  # fmt: skip
+        CPU["check"](call)
+        CPU["check"](make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, window=(40, 3),
+                          sinks=True, dtype=dtype, backend="cuda_mma", strategy="split_kv"))  # fmt: skip
+
+
+@HALF
 def test_auto_takes_tensor_cores_for_caches(dtype):
     call = make(D=64, Dv=64, dtype=dtype, causal=True, Sn=0)
     assert torch.equal(call.run(), call.run(backend="cuda_mma", strategy="split_kv"))

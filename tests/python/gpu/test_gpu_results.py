@@ -64,11 +64,12 @@ def test_largest_error_is_at_most_twice_eagers(dtype, gain, D):
 
 
 @EACH_BACKEND
-def test_float32_on_both_devices_gives_the_same(backend, dtype):
+def test_both_devices_give_the_same(backend, dtype):
     tensors = make(dtype=dtype)
     got = plait.flash_attention(*tensors, causal=True, backend=backend).cpu()
     with torch.device("cpu"):
         expected = plait.flash_attention(*(x.cpu() for x in tensors), causal=True)
+    # fp32 sums of another order; of 16 bits, both round P and the output: two units in the last place of 2
     rounding = {torch.float32: 2e-6, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]
     torch.testing.assert_close(got, expected, rtol=rounding, atol=rounding)
 
@@ -104,8 +105,8 @@ def test_mixed_devices_are_refused():
         plait.flash_attention_varlen(*packed, cu_seqlens_q=cu, cu_seqlens_k=cu)
 
 
-def half_options(layout="bhsd", mode="plain", out_dtype=None):
-    return test_ops.attention_options(mode=mode, layout=layout, out_dtype=out_dtype)
+def half_options(mode):
+    return test_ops.attention_options(mode=mode, layout="bhsd", out_dtype=None)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -1,5 +1,5 @@
 // What a block works on: resident tile, stream tiles that its mask intervals meet, and where their data lies.
-// Called by kernel.cuh and convert.cuh.
+// Called by kernel.cuh and convert.cuh, and by the split_d backward.
 #pragma once
 
 #include "core/mask.hpp"

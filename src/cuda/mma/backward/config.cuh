@@ -1,5 +1,5 @@
 // Compile-time facts of a backward kernel: who is resident, how warps divide the tiles, what lies where in shared
-// memory; and its parameters. Called by every file of this folder.
+// memory; and its parameters. Called by every file of this folder and by the split_d backward.
 #pragma once
 
 #include <cstdint>

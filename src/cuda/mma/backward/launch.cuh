@@ -102,6 +102,8 @@ void launch_chosen_tile(const catalog::BackwardTile& chosen, const AttentionProb
   if constexpr (kIndex < kTiles.size()) {
     if (chosen == kTiles[kIndex]) return launch_tile<T, kTiles[kIndex]>(p, t, workspace, stream);
     launch_chosen_tile<T, kHeadDim, kIndex + 1>(chosen, p, t, workspace, stream);
+  } else {
+    throw Error(ErrorCode::kInternal, "device", "a tile was planned that the bucket does not have");
   }
 }
 

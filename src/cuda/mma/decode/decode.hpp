@@ -9,13 +9,21 @@
 
 namespace plait::cuda::mma {
 
-// What launch_prepare() does before the attention, in one launch: counters to zero, and in a cache step the new keys
-// and values into the cache and the queries into the workspace.
-// Returns the tensors that the attention reads.
-AttentionTensors launch_prepare(const DecodeLayout& layout, const AttentionTensors& tensors, void* workspace,
-                                Stream stream);
-AttentionTensors launch_prepare(const DecodeLayout& layout, const KvCacheProblem& problem,
-                                const KvCacheTensors& tensors, void* workspace, Stream stream);
+// The counters of launch_decode(), zero before it.
+struct Arrivals {
+  int* data = nullptr;
+  int64_t count = 0;
+  Arrivals() = default;
+  Arrivals(const DecodeLayout& layout, void* workspace)
+      : data(reinterpret_cast<int*>(static_cast<char*>(workspace) + layout.out_bytes + layout.stats_bytes)),
+        count(layout.arrivals) {}
+};
+
+// Before the attention, in one launch at most: counters to zero, and in a cache step the new keys and values into the
+// cache and the queries into `queries`, of query_copy_bytes(). Returns the tensors that the attention reads.
+void launch_prepare(const Arrivals& arrivals, Stream stream);
+AttentionTensors launch_prepare(const Arrivals& arrivals, const KvCacheProblem& problem, const KvCacheTensors& tensors,
+                                void* queries, Stream stream);
 
 // O and LSE of a plain, joint or interleaved problem, not packed, inside layout.in_limits(). T: __half or
 // __nv_bfloat16, as problem.dtype says; kHeadDim: the layout's bucket. `workspace`: layout.workspace_bytes(), as

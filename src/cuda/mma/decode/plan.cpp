@@ -79,7 +79,8 @@ bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan&
     leave_mma(a, {"raw IHA caches", "mixed IHA caches", "mixing of a cache while it is read"}, plan);
     return false;
   }
-  if (!DecodeLayout(a, device).in_limits(a)) {
+  const bool split_d = std::max(a.head_dim, a.head_dim_v) > catalog::kMmaMaxHeadDim;  // has no such limits
+  if (!split_d && !DecodeLayout(a, device).in_limits(a)) {
     leave_mma(a, {fmt::format("a cache of {} keys", a.seqlen_kv), kDecodeLimits, "wider counters"}, plan);
     return false;
   }

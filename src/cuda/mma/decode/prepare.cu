@@ -1,5 +1,5 @@
-// Before decode, in one launch: its counters to zero; in a cache step also new keys and values into the cache, and
-// queries rotated and mixed into the workspace. Called through decode.hpp.
+// Before decode, in one launch: its counters to zero; in a cache step, also before prefill, new keys and values into
+// the cache, and queries rotated and mixed into the workspace. Called through decode.hpp.
 #include "cuda/common/cache_mix.cuh"
 #include "cuda/mma/decode/decode.hpp"
 #include "cuda/ptx/grid.cuh"
@@ -18,8 +18,7 @@ struct Part {
 struct PrepareParams {
   Part keys, values, queries;
   CacheRows rows;
-  int* arrivals;
-  int64_t arrival_count;
+  Arrivals arrivals;
 };
 
 __device__ __forceinline__ void run_part(const Part& part, const CacheRows& rows) {
@@ -28,27 +27,25 @@ __device__ __forceinline__ void run_part(const Part& part, const CacheRows& rows
   mix_cache_row(part.mix, rows, part.append, block, part.blocks_per_row);
 }
 
+__device__ __forceinline__ void clear(const Arrivals& arrivals) {
+  for (int64_t i = int64_t{blockIdx.x} * kMixThreads + threadIdx.x; i < arrivals.count;
+       i += int64_t{gridDim.x} * kMixThreads) {
+    arrivals.data[i] = 0;
+  }
+}
+
 __global__ void __launch_bounds__(kMixThreads, 3) prepare_kernel(const __grid_constant__ PrepareParams params) {
   ptx::release_next_grid();
-  for (int64_t i = int64_t{blockIdx.x} * kMixThreads + threadIdx.x; i < params.arrival_count;
-       i += int64_t{gridDim.x} * kMixThreads) {
-    params.arrivals[i] = 0;
-  }
+  clear(params.arrivals);
   run_part(params.keys, params.rows);
   run_part(params.values, params.rows);
   run_part(params.queries, params.rows);
 }
 
 // What only zeroes counters keeps to a small grid.
-__global__ void __launch_bounds__(kMixThreads) zero_kernel(int* arrivals, int64_t count) {
+__global__ void __launch_bounds__(kMixThreads) zero_kernel(const __grid_constant__ Arrivals arrivals) {
   ptx::release_next_grid();
-  for (int64_t i = int64_t{blockIdx.x} * kMixThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kMixThreads) {
-    arrivals[i] = 0;
-  }
-}
-
-int* arrivals_of(const DecodeLayout& layout, void* workspace) {
-  return reinterpret_cast<int*>(static_cast<char*>(workspace) + layout.out_bytes + layout.stats_bytes);
+  clear(arrivals);
 }
 
 Part part_of(const Mix& mix, bool append, int64_t& blocks) {
@@ -60,16 +57,14 @@ Part part_of(const Mix& mix, bool append, int64_t& blocks) {
 
 }  // namespace
 
-AttentionTensors launch_prepare(const DecodeLayout& layout, const AttentionTensors& tensors, void* workspace,
-                                Stream stream) {
+void launch_prepare(const Arrivals& arrivals, Stream stream) {
   constexpr int64_t kMostBlocks = 64;
-  const int64_t blocks = std::clamp(ceil_div(layout.arrivals, kMixThreads), int64_t{1}, kMostBlocks);
-  launch(zero_kernel, blocks, kMixThreads, 0, stream, arrivals_of(layout, workspace), layout.arrivals);
-  return tensors;
+  const int64_t blocks = std::clamp(ceil_div(arrivals.count, kMixThreads), int64_t{1}, kMostBlocks);
+  launch(zero_kernel, blocks, kMixThreads, 0, stream, arrivals);
 }
 
-AttentionTensors launch_prepare(const DecodeLayout& layout, const KvCacheProblem& p, const KvCacheTensors& t,
-                                void* workspace, Stream stream) {
+AttentionTensors launch_prepare(const Arrivals& arrivals, const KvCacheProblem& p, const KvCacheTensors& t,
+                                void* queries, Stream stream) {
   AttentionTensors attention = t.attention;
   PrepareParams params{};
   int64_t blocks = 0;
@@ -78,13 +73,15 @@ AttentionTensors launch_prepare(const DecodeLayout& layout, const KvCacheProblem
     params.values = part_of(new_values(p, t), true, blocks);
   }
   if (copies_queries(p)) {
-    attention.q = query_copy(p, p.attention.dtype, static_cast<char*>(workspace) + layout.workspace_bytes());
+    attention.q = query_copy(p, p.attention.dtype, queries);
     params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
   }
-  if (blocks == 0) return launch_prepare(layout, attention, workspace, stream);
+  if (blocks == 0) {
+    if (arrivals.data != nullptr) launch_prepare(arrivals, stream);
+    return attention;
+  }
   params.rows = {p.attention, t.attention.cache, p.cache_rows};
-  params.arrivals = arrivals_of(layout, workspace);
-  params.arrival_count = layout.arrivals;
+  params.arrivals = arrivals;
   launch(prepare_kernel, blocks, kMixThreads, 0, stream, params);
   return attention;
 }

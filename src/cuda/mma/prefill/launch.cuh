@@ -14,7 +14,7 @@ inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // tile takes twice the average.
 inline constexpr int64_t kSectionBlocks = 1056;
 
-inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows) {
+inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0) {
   const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
   const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
   const int64_t unit_bytes =
@@ -28,6 +28,7 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows) 
           static_cast<int>(per_section),
           static_cast<int>(tiles),
           static_cast<int>(last_section),
+          cache_rows,
           Divisor::of(per_section * group * tiles),
           Divisor::of(per_section * group),
           Divisor::of((units - last_section * per_section) * group),
@@ -37,7 +38,8 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows) 
 }
 
 template <class T, int kHeadDim, int kChoice>
-void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, cudaStream_t stream) {
+void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows,
+                         cudaStream_t stream) {
   constexpr catalog::PrefillTile kTile = catalog::prefill_tiles(kHeadDim)[kChoice];
   static_assert(sizeof(PrefillStorage<T, kTile>) == kTile.smem_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
   const int64_t blocks = tiles_bound(p, kTile.rows(), false) * p.heads_q;
@@ -55,18 +57,18 @@ void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, c
                              key_rows,
                              key_rows && !score.transform && k.dim == kHeadDim && v.dim == kHeadDim,
                              score,
-                             prefill_order(p, kTile.rows())};
+                             prefill_order(p, kTile.rows(), cache_rows)};
   launch(prefill_kernel<T, kHeadDim, kChoice>, blocks, kTile.threads(), static_cast<int>(kTile.smem_bytes()), stream,
          params);
 }
 
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem_limit_bytes,
-                    cudaStream_t stream) {
+                    int64_t cache_rows, cudaStream_t stream) {
   if (catalog::prefill_tiles(kHeadDim)[0].fits(smem_limit_bytes)) {
-    launch_prefill_tile<T, kHeadDim, 0>(problem, tensors, stream);
+    launch_prefill_tile<T, kHeadDim, 0>(problem, tensors, cache_rows, stream);
   } else {
-    launch_prefill_tile<T, kHeadDim, 1>(problem, tensors, stream);
+    launch_prefill_tile<T, kHeadDim, 1>(problem, tensors, cache_rows, stream);
   }
 }
 

@@ -12,8 +12,9 @@ namespace plait::cuda::mma {
 struct PrefillOrder {
   int group;  // query heads of a key head
   int units_per_section;
-  int tiles;         // dense: row tiles of a sequence; packed: tiles_bound()
-  int last_section;  // may have fewer units
+  int tiles;           // dense: row tiles of a sequence; packed: tiles_bound()
+  int last_section;    // may have fewer units
+  int64_t cache_rows;  // of a dense KV cache; 0 without one
   Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_q, by_heads_kv;
 };
 
@@ -27,10 +28,10 @@ struct PrefillWork {
   int64_t k_offset, v_offset;  // elements: key 0 of the head's first pass
 };
 
-// Which sequence, heads and tile; the keys are found later.
+// Which sequence, heads and tile block number `block` takes; the keys are found later.
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
-                                        int tile_rows) {
-  const unsigned block = blockIdx.x, heads = static_cast<unsigned>(p.heads_q), group = order.group;
+                                        unsigned block, int tile_rows) {
+  const unsigned heads = static_cast<unsigned>(p.heads_q), group = order.group;
   PrefillWork work{};
   if (p.packed) {
     const unsigned rank = order.by_heads_q.divide(block);
@@ -51,7 +52,7 @@ __device__ inline PrefillWork find_work(const AttentionProblem& p, const Attenti
   const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
   const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
   const unsigned unit = section * per_section + in_group, batch = order.by_heads_kv.divide(unit);
-  work.sequence = device_sequence(p, t, batch);
+  work.sequence = device_sequence(p, t, batch, order.cache_rows);
   work.head_kv = static_cast<int>(unit - batch * heads_kv);
   work.head = work.head_kv * static_cast<int>(group) + static_cast<int>(rest - in_group * group);
   work.tile = order.tiles - 1 - static_cast<int>(rank);

@@ -1,5 +1,5 @@
 // What a launch tells the prefill kernel, and its shared memory.
-// Called by mainloop.cuh.
+// Called by mainloop.cuh; the parameters also by the split_d forward.
 #pragma once
 
 #include "catalog/mma_tiles.hpp"

@@ -33,6 +33,8 @@ void launch_chosen_split_d_sides(const catalog::SplitDBackwardTilePair& chosen, 
   }
   if constexpr (kChoice + 1 < kTiles.size() && !(kTiles[kChoice + 1] == kTiles[kChoice])) {
     launch_chosen_split_d_sides<T, kHeadDim, kChoice + 1>(chosen, params, stream);
+  } else {
+    throw Error(ErrorCode::kInternal, "device", "a tile was planned that the bucket does not have");
   }
 }
 

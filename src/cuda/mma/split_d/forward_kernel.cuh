@@ -4,18 +4,36 @@
 
 #include "cuda/mma/split_d/columns.cuh"
 #include "cuda/mma/split_d/forward.cuh"
+#include "cuda/mma/split_d/ranges.hpp"
 
 namespace plait::cuda::mma {
 
-// O and LSE. All threads, behind the key loop.
+struct SplitDParams : PrefillParams {
+  KeyRanges ranges;
+  unsigned blocks;  // of a range
+};
+
+// Leaves of the block's keys those of its range.
+__device__ __forceinline__ void keep_range(PrefillWork& work, const KeyRanges& ranges, unsigned range) {
+  if (ranges.keys == 0) return;
+  const int64_t begin = int64_t{range} * ranges.keys, work_end = work.key_begin + work.key_count;
+  const int64_t lo = max(work.key_begin, begin), hi = min(work_end, begin + ranges.keys);
+  work.key_begin = lo;
+  work.key_count = static_cast<int>(max(hi - lo, int64_t{0}));
+}
+
+// O and LSE. `range`: the outermost index of both. All threads, behind the key loop.
 template <class T, catalog::SplitDTile kTile>
 __device__ __forceinline__ void store_split_d_output(const SplitDForward<T, kTile>& loop,
                                                      const typename SplitDForward<T, kTile>::Output& out,
-                                                     const typename SplitDForward<T, kTile>::Softmax& rows) {
+                                                     const typename SplitDForward<T, kTile>::Softmax& rows,
+                                                     unsigned range) {
   auto& storage = loop.storage;
   const AttentionProblem& problem = loop.params.problem;
   const AttentionTensors& tensors = loop.params.tensors;
   const PrefillWork& work = storage.work;
+  Sequence at = work.sequence;
+  at.batch += int64_t{range} * problem.batch;
   const int lane = loop.lane, first_row = work.tile * kTile.rows;
   const int rows_left = static_cast<int>(work.sequence.q_len * problem.rows_per_position()) - first_row;
   __syncthreads();  // factors of the last step are read
@@ -38,8 +56,8 @@ __device__ __forceinline__ void store_split_d_output(const SplitDForward<T, kTil
     const RowResult result = finish_row(storage.factors[row], sum, sink);
     storage.factors[row] = result.out_factor;
     if (tensors.lse.data != nullptr && row < rows_left) {
-      static_cast<float*>(
-          tensors.lse.data)[lse_offset(problem, tensors.lse, work.sequence, work.head, first_row + row)] = result.lse;
+      static_cast<float*>(tensors.lse.data)[lse_offset(problem, tensors.lse, at, work.head, first_row + row)] =
+          result.lse;
     }
   }
   __syncthreads();
@@ -48,7 +66,7 @@ __device__ __forceinline__ void store_split_d_output(const SplitDForward<T, kTil
   for (int i = 0; i < 2 * Loop::kBlocks; ++i) {
     const int row = loop.out_row() + 8 * i + lane / 4;
     if (row >= rows_left) continue;
-    const int64_t offset = query_offset(problem, tensors.out, work.sequence, work.head, first_row + row, 0);
+    const int64_t offset = query_offset(problem, tensors.out, at, work.head, first_row + row, 0);
     const float factor = storage.factors[row];
     if (problem.out_dtype == DType::kFloat32) {
       store_columns<Loop::kOutWarps>(static_cast<float*>(tensors.out.data) + offset, loop.params.out, out[i / 2],
@@ -61,18 +79,20 @@ __device__ __forceinline__ void store_split_d_output(const SplitDForward<T, kTil
 }
 
 template <class T, catalog::SplitDTile kTile>
-__device__ __forceinline__ void run_split_d_forward(const PrefillParams& params, SplitDStorage<T, kTile>& storage) {
+__device__ __forceinline__ void run_split_d_forward(const SplitDParams& params, SplitDStorage<T, kTile>& storage) {
   const AttentionProblem& problem = params.problem;
   const AttentionTensors& tensors = params.tensors;
   const SplitDForward<T, kTile> loop{params, storage, static_cast<int>(threadIdx.x / 32),
                                      static_cast<int>(threadIdx.x % 32)};
+  const unsigned range = params.ranges.count > 1 ? blockIdx.x / params.blocks : 0;
   {
-    PrefillWork work = find_work(problem, tensors, params.order, kTile.rows);
+    PrefillWork work = find_work(problem, tensors, params.order, blockIdx.x - range * params.blocks, kTile.rows);
     if (work.tile < 0) return;
     const RowMask mask = RowMask::of(problem, work.sequence.q_len, work.sequence.kv_len);
     const int64_t row_begin = int64_t{work.tile} * kTile.rows;
     const int64_t row_end = min(mask.row_count(), row_begin + kTile.rows);
     find_keys(work, mask, row_begin, row_end);
+    keep_range(work, params.ranges, range);
     work.k_offset = key_row_offset(problem, tensors.k, work.sequence, work.head_kv, 0, 0);
     work.v_offset = key_row_offset(problem, tensors.v, work.sequence, work.head_kv, 0, 0);
     loop.start(work);
@@ -85,13 +105,13 @@ __device__ __forceinline__ void run_split_d_forward(const PrefillParams& params,
   typename SplitDForward<T, kTile>::Output out{};
   typename SplitDForward<T, kTile>::Softmax rows;
   loop.run(out, rows);
-  store_split_d_output(loop, out, rows);
+  store_split_d_output(loop, out, rows, range);
 }
 
 // kChoice: which of the bucket's tiles.
 template <class T, int kOutDim, int kChoice>
 __global__ void __launch_bounds__(catalog::split_d_tiles(kOutDim)[kChoice].threads(), 1)
-    split_d_forward_kernel(const __grid_constant__ PrefillParams params) {
+    split_d_forward_kernel(const __grid_constant__ SplitDParams params) {
   constexpr catalog::SplitDTile kTile = catalog::split_d_tiles(kOutDim)[kChoice];
   extern __shared__ __align__(128) char split_d_shared[];
   if constexpr (kTile.smem_bytes(kChunkColumns) <= kArchSharedBytes) {

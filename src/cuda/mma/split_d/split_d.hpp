@@ -7,15 +7,24 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/mma/split_d/ranges.hpp"
 
 namespace plait::cuda::mma {
 
-// O and LSE of a plain, joint or interleaved problem, dense or packed, without a cache. T: __half or __nv_bfloat16.
-// kOutDim: the bucket (catalog::kSplitDBuckets) of head_dim_v; any head_dim. smem_limit_bytes: of a block; it chooses
-// the tile. No workspace, no synchronisation.
+// O and LSE of a plain, joint or interleaved problem, dense, packed, or over a dense KV cache of `cache_rows` rows (0:
+// no cache). T: __half or __nv_bfloat16. kOutDim: the bucket (catalog::kSplitDBuckets) of head_dim_v; any head_dim.
+// smem_limit_bytes: of a block; it chooses the tile. With several ranges O and LSE have one more dimension outside, the
+// range (not packed). No workspace, no synchronisation.
 template <class T, int kOutDim>
-void launch_split_d_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem_limit_bytes,
-                            cudaStream_t stream);
+void launch_split_d_forward(const AttentionProblem& problem, const AttentionTensors& tensors, const KeyRanges& ranges,
+                            int64_t smem_limit_bytes, int64_t cache_rows, cudaStream_t stream);
+
+// The tensors of layout.problem: O and LSE of the ranges in the workspace, of layout.workspace_bytes().
+AttentionTensors range_tensors(const KeyRangeLayout& layout, const AttentionProblem& problem,
+                               const AttentionTensors& tensors, void* workspace);
+// Behind the kernel over the ranges: O and LSE of the problem, with its sinks.
+void merge_ranges(const KeyRangeLayout& layout, const AttentionProblem& problem, const AttentionTensors& tensors,
+                  const void* workspace, cudaStream_t stream);
 
 // dq, dk and dv (dsinks is made elsewhere, from delta), bit-equal from run to run. kHeadDim: the bucket of
 // max(head_dim, head_dim_v). fp32 dout is rounded to T. `workspace`: split_d_backward_workspace_bytes(), 64-byte
