@@ -1,0 +1,48 @@
+// Tiles of the wgmma forward attention kernel per head-dim bucket, as plain data.
+// Called by the kernels of cuda/sm90/prefill (as template arguments), the planner and the tests.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace plait::catalog {
+
+// One instantiation of the kernel: `warpgroups` warpgroups of 64 query rows each take tile_keys keys at a time through
+// both products; one more copies.
+struct Sm90PrefillTile {
+  int head_dim;  // bucket: covers max(head_dim, head_dim_v) by zero fill
+  int warpgroups, tile_keys;
+  int query_slots, stages;  // of queries, and of keys and of values
+  int consumer_registers, producer_registers;
+
+  static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
+  static constexpr int kWorkSlots = 2;
+  // Of a thread when the block starts; consumers get what the producers give back, no more.
+  constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
+  constexpr int rows() const { return warpgroups * kWarpgroupRows; }
+  constexpr int threads() const { return (warpgroups + 1) * kWarpgroupThreads; }
+  constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
+  // Tiles of 16-bit elements; [lo, hi) of each row, what is known of a row tile, barriers; in whole swizzle patterns.
+  constexpr int64_t smem_bytes() const {
+    constexpr int64_t kWorkBytes = 128, kBarrierBytes = 256, kAlignBytes = 1024;
+    const int64_t bytes = int64_t{2} * head_dim * (query_slots * rows() + 2 * stages * tile_keys) +
+                          kWorkSlots * (8 * rows() + kWorkBytes) + kBarrierBytes;
+    return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+  }
+  bool operator==(const Sm90PrefillTile&) const = default;
+};
+
+// In order of the buckets: bucket, warpgroups, keys, query slots, stages, registers of consumers and producers.
+inline constexpr std::array<Sm90PrefillTile, 2> kSm90PrefillTiles{{
+    {64, 3, 128, 2, 3, 160, 32},
+    {128, 2, 128, 2, 2, 232, 40},
+}};
+
+constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim_bucket) {
+  size_t index = 0;
+  while (kSm90PrefillTiles[index].head_dim != head_dim_bucket) ++index;
+  return kSm90PrefillTiles[index];
+}
+
+}  // namespace plait::catalog

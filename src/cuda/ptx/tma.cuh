@@ -1,0 +1,28 @@
+// The copy engine: boxes of a tensor described by a tensor map, from global to shared memory.
+// Called by the kernels of cuda_sm90, by one thread each.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace plait::ptx {
+
+// Into the descriptor cache, ahead of the first copy. `map`: a __grid_constant__ parameter.
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the map's box at `coordinates` (innermost first; zeros outside the tensor) to `target`, and counts its bytes
+// at `barrier`.
+__device__ __forceinline__ void tma_load_5d(uint32_t target, const CUtensorMap& map, uint32_t barrier,
+                                            const int (&coordinates)[5]) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], "
+      "[%2];" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(coordinates[0]), "r"(coordinates[1]), "r"(coordinates[2]), "r"(coordinates[3]),
+      "r"(coordinates[4])
+      : "memory");
+}
+
+}  // namespace plait::ptx
