@@ -43,27 +43,42 @@ struct SoftmaxRows {
     }
   }
 
-  // Raises references so that no score exceeds its row's by more than kSlackLog2, rescaling sums and `out`. `highest`:
-  // the thread's highest score of each row; masked ones are -inf. The vote makes it one branch for the warp; no shuffle
-  // in the usual case.
+  // Raises references so that no score exceeds its row's by more than kSlackLog2, and rescales sums. Returns whether it
+  // did, for the whole warp; the rows' accumulators are then to be multiplied by `factor`. `highest`: the thread's
+  // highest score of each row; masked ones are -inf. The vote makes it one branch; no shuffle in the usual case.
+  __device__ __forceinline__ bool raise_references(const float (&highest)[kRows], float to_log2,
+                                                   float (&factor)[kRows]) {
+    bool above = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) above |= highest[i] * to_log2 > reference[i] + kSlackLog2;
+    if (!__any_sync(kAllLanes, above)) return false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float raised = fmaxf(reference[i], quad_max(highest[i]) * to_log2);
+      factor[i] = ptx::exp2_approx(reference[i] - raised);
+      reference[i] = raised;
+      sum[i] *= factor[i];
+    }
+    return true;
+  }
+
+  // The same, with the accumulators.
   template <int kBlocks, int kOutTiles>
   __device__ __forceinline__ void raise(const float (&highest)[kRows], float to_log2,
                                         float (&out)[kBlocks][kOutTiles][4]) {
     static_assert(kRows == 2 * kBlocks);
-    bool above = false;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) above |= highest[i] * to_log2 > reference[i] + kSlackLog2;
-    if (!__any_sync(kAllLanes, above)) return;
+    float factor[kRows];
+    if (raise_references(highest, to_log2, factor)) rescale(out, factor);
+  }
+
+  template <int kBlocks, int kOutTiles>
+  static __device__ __forceinline__ void rescale(float (&out)[kBlocks][kOutTiles][4], const float (&factor)[kRows]) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float raised = fmaxf(reference[i], quad_max(highest[i]) * to_log2);
-      const float factor = ptx::exp2_approx(reference[i] - raised);
-      reference[i] = raised;
-      sum[i] *= factor;
 #pragma unroll
       for (int n = 0; n < kOutTiles; ++n) {
-        out[i / 2][n][i % 2 * 2] *= factor;
-        out[i / 2][n][i % 2 * 2 + 1] *= factor;
+        out[i / 2][n][i % 2 * 2] *= factor[i];
+        out[i / 2][n][i % 2 * 2 + 1] *= factor[i];
       }
     }
   }

@@ -8,35 +8,6 @@
 
 namespace plait::cuda::mma {
 
-// Keys and values that blocks running at the same time should share: half of an H200's or an A100's L2 cache.
-inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
-// Blocks in a section that keep its end short: eight times the multiprocessors of a large GPU, since the longest causal
-// tile takes twice the average.
-inline constexpr int64_t kSectionBlocks = 1056;
-
-inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0) {
-  const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
-  const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
-  const int64_t unit_bytes =
-      p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
-  const int64_t wanted = std::max({int64_t{1}, kSectionBytes / std::max(unit_bytes, int64_t{1}),
-                                   kSectionBlocks / std::max(tiles * group, int64_t{1})});
-  const int64_t sections = std::max(int64_t{1}, units / wanted);
-  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
-  const int64_t last_section = units == 0 ? 0 : (units - 1) / per_section;
-  return {static_cast<int>(group),
-          static_cast<int>(per_section),
-          static_cast<int>(tiles),
-          static_cast<int>(last_section),
-          cache_rows,
-          Divisor::of(per_section * group * tiles),
-          Divisor::of(per_section * group),
-          Divisor::of((units - last_section * per_section) * group),
-          Divisor::of(group),
-          Divisor::of(p.heads_q),
-          Divisor::of(p.heads_kv)};
-}
-
 template <class T, int kHeadDim, int kChoice>
 void launch_prefill_tile(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows,
                          cudaStream_t stream) {

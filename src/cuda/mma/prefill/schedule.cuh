@@ -1,5 +1,5 @@
 // Which rows, head and keys a block works on, in an order that starts long tiles first and shares keys in the L2 cache.
-// Called by kernel.cuh; the order is chosen by launch.cuh.
+// Called by the prefill kernels of mma and sm90; the order is chosen by their launch functions.
 #pragma once
 
 #include "cuda/common/divisor.hpp"
@@ -18,6 +18,36 @@ struct PrefillOrder {
   Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_q, by_heads_kv;
 };
 
+// Keys and values that blocks running at the same time should share: half of an H200's or an A100's L2 cache.
+inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// Blocks in a section that keep its end short: eight times the multiprocessors of a large GPU, since the longest causal
+// tile takes twice the average.
+inline constexpr int64_t kSectionBlocks = 1056;
+
+// section_bytes, section_blocks: at least one of them in a section.
+inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t section_bytes = kSectionBytes,
+                                  int64_t section_blocks = kSectionBlocks) {
+  const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
+  const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
+  const int64_t unit_bytes =
+      p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
+  const int64_t wanted = std::max({int64_t{1}, section_bytes / std::max(unit_bytes, int64_t{1}),
+                                   section_blocks / std::max(tiles * group, int64_t{1})});
+  const int64_t sections = std::max(int64_t{1}, units / wanted);
+  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
+  const int64_t last_section = units == 0 ? 0 : (units - 1) / per_section;
+  return {static_cast<int>(group),
+          static_cast<int>(per_section),
+          static_cast<int>(tiles),
+          static_cast<int>(last_section),
+          Divisor::of(per_section * group * tiles),
+          Divisor::of(per_section * group),
+          Divisor::of((units - last_section * per_section) * group),
+          Divisor::of(group),
+          Divisor::of(p.heads_q),
+          Divisor::of(p.heads_kv)};
+}
+
 // A row tile of one head. Kept in shared memory: only the key loop is short of registers.
 struct PrefillWork {
   DeviceSequence sequence;
@@ -28,7 +58,7 @@ struct PrefillWork {
   int64_t k_offset, v_offset;  // elements: key 0 of the head's first pass
 };
 
-// Which sequence, heads and tile block number `block` takes; the keys are found later.
+// Which sequence, heads and tile the block-th piece of work is; the keys are found later. Called by whole warps.
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
                                         unsigned block, int tile_rows) {
   const unsigned heads = static_cast<unsigned>(p.heads_q), group = order.group;
@@ -59,16 +89,20 @@ __device__ inline PrefillWork find_work(const AttentionProblem& p, const Attenti
   return work;
 }
 
-__device__ inline void find_keys(PrefillWork& work, const RowMask& mask, int64_t row_begin, int64_t row_end) {
-  const Interval keys = work.sequence.tail ? Interval{} : mask.rows(row_begin, row_end);
+template <class Int>
+__device__ inline void find_keys(PrefillWork& work, const BasicRowMask<Int>& mask, int64_t row_begin, int64_t row_end) {
+  const Interval keys =
+      work.sequence.tail ? Interval{} : mask.rows(static_cast<Int>(row_begin), static_cast<Int>(row_end));
   work.key_begin = keys.lo;
   work.key_count = static_cast<int>(keys.hi - keys.lo);
 }
 
 // [lo, hi) of a row relative to the block's first key; rows past the last one are like it, so that they mask nothing.
 // Both limits never decrease from row to row.
-__device__ inline int2 row_bounds(const RowMask& mask, const PrefillWork& work, int64_t row, int64_t row_end) {
-  const Interval seen = mask.row(row < row_end ? row : row_end - 1);
+template <class Int>
+__device__ inline int2 row_bounds(const BasicRowMask<Int>& mask, const PrefillWork& work, int64_t row,
+                                  int64_t row_end) {
+  const Interval seen = mask.row(static_cast<Int>(row < row_end ? row : row_end - 1));
   const int lo = static_cast<int>(clamped(seen.lo - work.key_begin, 0, work.key_count));
   const int hi = static_cast<int>(clamped(seen.hi - work.key_begin, 0, work.key_count));
   return {lo, max(lo, hi)};
