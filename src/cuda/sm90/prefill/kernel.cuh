@@ -1,0 +1,49 @@
+// The prefill kernel: one warpgroup feeds the others, which multiply; a block takes row tiles until there are no more.
+// Called by launch.cuh.
+#pragma once
+
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/prefill/consumer.cuh"
+#include "cuda/sm90/prefill/producer.cuh"
+
+namespace plait::cuda::sm90 {
+
+template <int kSlots>
+__device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers) {
+  for (int slot = 0; slot < kSlots; ++slot) {
+    ptx::mbarrier_init(ptx::shared_address(&ring.full[slot]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&ring.empty[slot]), readers);
+  }
+}
+
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads(), 1)
+    prefill_kernel(const __grid_constant__ PrefillParams params) {
+  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
+  extern __shared__ __align__(1024) char shared[];
+  auto& storage = *reinterpret_cast<PrefillStorage<T, kTile>*>(shared);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
+  const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
+  if (threadIdx.x == 0) {
+    start_ring(storage.works, kTile.warps() + 1);
+    start_ring(storage.queries, kTile.warps());
+    start_ring(storage.keys, kTile.warps());
+    start_ring(storage.values, kTile.warps());
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(params.q);
+    ptx::prefetch_tensor_map(params.k);
+    ptx::prefetch_tensor_map(params.v);
+  }
+  __syncthreads();
+  if (warpgroup == kTile.warpgroups) {
+    ptx::release_registers<kTile.producer_registers>();
+    const PrefillProducer<T, kTile> producer{params, storage, lane};
+    if (warp == kTile.warps()) producer.find_rows();
+    if (warp == kTile.warps() + 1 && lane == 0) producer.copy_keys();
+  } else {
+    ptx::claim_registers<kTile.consumer_registers>();
+    PrefillConsumer<T, kTile>{params, storage, warpgroup, warp, lane}.run();
+  }
+}
+
+}  // namespace plait::cuda::sm90

@@ -1,0 +1,36 @@
+// Encodes the tensor maps, chooses the order of the row tiles and launches the prefill kernel.
+// Called by variant.cu.in's translation units.
+#pragma once
+
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/tensor_map.hpp"
+#include "cuda/sm90/prefill/kernel.cuh"
+#include "cuda/sm90/prefill/prefill.hpp"
+
+namespace plait::cuda::sm90 {
+
+// Row tiles of one section, by blocks: few, so that their keys and values stay in the L2 cache (17 MB with 128 rows of
+// head dim 128); two rounds, so that every block takes a long and a short one.
+inline constexpr int64_t kSectionRounds = 2;
+
+template <class T, int kHeadDim>
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int multiprocessors, cudaStream_t stream) {
+  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
+  static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
+  const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
+  if (works == 0) return;
+  const int64_t batch = p.packed ? 1 : p.batch;
+  const PrefillParams params{row_tile_map(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, kTile.rows()),
+                             row_tile_map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
+                             row_tile_map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
+                             p,
+                             t,
+                             row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
+                             ScoreScale::of(p),
+                             mma::prefill_order(p, kTile.rows(), 0, kSectionRounds * multiprocessors),
+                             static_cast<unsigned>(works)};
+  launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
+         static_cast<int>(kTile.smem_bytes()), stream, params);
+}
+
+}  // namespace plait::cuda::sm90

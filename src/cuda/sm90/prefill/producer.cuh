@@ -1,0 +1,137 @@
+// The two warps that feed the others: one finds row tiles and copies queries, one copies keys and values.
+// Called by kernel.cuh.
+#pragma once
+
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/prefill/storage.cuh"
+
+namespace plait::cuda::sm90 {
+
+template <class T, catalog::Sm90PrefillTile kTile>
+struct PrefillProducer {
+  using Storage = PrefillStorage<T, kTile>;
+  static constexpr int kKeys = kTile.tile_keys;
+
+  const PrefillParams& params;
+  Storage& storage;
+  int lane;
+
+  using WorkRing = RingPosition<kTile.kWorkSlots>;
+
+  // Finds all row tiles of this block, and then the end, a row tile ahead of the others.
+  __device__ __forceinline__ void find_rows() const {
+    WorkRing at;
+    RingPosition<kTile.query_slots> query;
+    for (unsigned round = 0; round * gridDim.x < params.works; ++round) {
+      // Every other round backwards: over two rounds all blocks get the same of a list that runs from long to short.
+      const unsigned in_round = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+      const unsigned index = round * gridDim.x + in_round;
+      if (index >= params.works || !find(index, at)) continue;
+      publish(at);
+      if (storage.work[at.slot].key_count > 0) {
+        wait_empty(storage.queries, query);
+        if (lane == 0) copy_queries(storage.work[at.slot], query.slot);
+        query.advance();
+      }
+      __syncwarp();
+      at.advance();
+    }
+    wait_empty(storage.works, at);
+    if (lane == 0) storage.work[at.slot].tile = -1;
+    publish(at);
+  }
+
+  // Copies the keys and values of all row tiles, by one lane.
+  __device__ __forceinline__ void copy_keys() const {
+    WorkRing at;
+    RingPosition<kTile.stages> key;
+    for (;; at.advance()) {
+      ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[at.slot]), at.parity);
+      const PrefillWork& work = storage.work[at.slot];
+      if (work.tile < 0) break;
+      copy_keys(work, key);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
+
+ private:
+  template <int kSlots>
+  static __device__ __forceinline__ void wait_empty(Ring<kSlots>& ring, const RingPosition<kSlots>& at) {
+    ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
+  }
+
+  // What the warp wrote becomes visible to who waits for the slot.
+  __device__ __forceinline__ void publish(const WorkRing& at) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
+  }
+
+  // Writes down the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All of it
+  // goes through shared memory: the warp has few registers.
+  __device__ __forceinline__ bool find(unsigned index, const WorkRing& at) const {
+    const PrefillOrder& order = params.order;
+    PrefillWork& work = storage.work[at.slot];
+    wait_empty(storage.works, at);
+    {
+      PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
+      if (found.tile < 0) return false;
+      // Sections run from long to short and from short to long in turn, so that lengths never jump; the last one ends
+      // with the short ones.
+      if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
+        found.tile = order.tiles - 1 - found.tile;
+      }
+      if (lane == 0) work = found;
+    }
+    __syncwarp();
+    const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
+    const int row_begin = work.tile * kTile.rows();
+    const int row_end = min(mask.row_count(), row_begin + kTile.rows());
+    if (lane == 0) mma::find_keys(work, mask, row_begin, row_end);
+    __syncwarp();
+    for (int row = lane; row < kTile.rows(); row += 32) {
+      storage.bounds[at.slot][row] = mma::row_bounds(mask, work, row_begin + row, row_end);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
+    const int begin = work.tile * kTile.rows();
+    const int rows = min(static_cast<int>(work.sequence.q_len) - begin, kTile.rows());
+    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], kTile.rows(), rows,
+                                      static_cast<int>(work.sequence.q_begin) + begin + rows, work.head,
+                                      static_cast<int>(work.sequence.batch));
+  }
+
+  // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
+  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+    const int begin = static_cast<int>(work.sequence.kv_begin + work.key_begin);
+    const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch);
+    int left = work.key_count;
+    while (left > 0) {
+      const int rows = (left - 1) % kKeys + 1, end = begin + left;
+      left -= rows;
+      wait_empty(storage.keys, at);
+      copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], kKeys, rows, end, head,
+                                      batch);
+      wait_empty(storage.values, at);
+      copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], kKeys, rows, end,
+                                      head, batch);
+      at.advance();
+    }
+  }
+
+  // `rows` rows that end before row `end`; see row_tile_map().
+  template <class Tile>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, char* to, uint64_t& full, int tile_rows, int rows,
+                                       int end, int head, int batch) const {
+    const uint32_t barrier = ptx::shared_address(&full);
+    ptx::mbarrier_arrive_expect(barrier, Tile::kBytes);
+#pragma unroll
+    for (int block = 0; block < Tile::kBlocks; ++block) {
+      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map, barrier,
+                       {block * tile::kBlockColumns, tile_rows - rows, head, end, batch});
+    }
+  }
+};
+
+}  // namespace plait::cuda::sm90

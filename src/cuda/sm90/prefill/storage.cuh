@@ -1,0 +1,65 @@
+// What a launch tells the prefill kernel, its shared memory, its barriers.
+// Called by producer.cuh and consumer.cuh.
+#pragma once
+
+#include <cuda.h>
+
+#include "catalog/sm90_tiles.hpp"
+#include "cuda/common/apply_mask.cuh"
+#include "cuda/common/loader.cuh"
+#include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/wgmma_tile.hpp"
+
+namespace plait::cuda::sm90 {
+
+using mma::PrefillOrder, mma::PrefillWork;
+
+struct PrefillParams {
+  CUtensorMap q, k, v;
+  AttentionProblem problem;
+  AttentionTensors tensors;
+  RowLayout out;
+  ScoreScale score;
+  PrefillOrder order;
+  unsigned works;  // row tiles of all heads
+};
+
+// Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each reader: the
+// consumer warps, and for works the one who copies keys.
+template <int kSlots>
+struct Ring {
+  uint64_t full[kSlots], empty[kSlots];
+};
+
+// Which slot of a ring comes next, and the parity of its phase.
+template <int kSlots>
+struct RingPosition {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <class T, catalog::Sm90PrefillTile kTile>
+struct PrefillStorage {
+  using QueryTile = tile::WgmmaTile<kTile.rows(), kTile.head_dim>;
+  using KeyTile = tile::WgmmaTile<kTile.tile_keys, kTile.head_dim>;
+  static_assert(QueryTile::kBytes % tile::kSwizzleAlignBytes == 0 && KeyTile::kBytes % tile::kSwizzleAlignBytes == 0);
+
+  alignas(tile::kSwizzleAlignBytes) char q[kTile.query_slots][QueryTile::kBytes];
+  char k[kTile.stages][KeyTile::kBytes];
+  char v[kTile.stages][KeyTile::kBytes];
+  int2 bounds[kTile.kWorkSlots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
+  PrefillWork work[kTile.kWorkSlots];           // tile < 0: there is no more
+  Ring<kTile.kWorkSlots> works;                 // bounds and work
+  Ring<kTile.query_slots> queries;              // of works that see keys
+  Ring<kTile.stages> keys, values;
+};
+
+}  // namespace plait::cuda::sm90
