@@ -123,21 +123,15 @@ struct PrefillConsumer {
     return int64_t{work.tile} * kTile.rows() + warp * kWarpRows;
   }
 
-  // Waits for the next row tile that sees keys; finishes those that see none. False: there are no more.
-  __device__ __forceinline__ bool find_rows(Position& at, KeyRange& keys) const {
-    for (;; at.work.advance()) {
-      const int slot = at.work.slot;
-      ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
-      const PrefillWork& work = storage.work[slot];
-      if (work.tile < 0) return false;
-      if (work.key_count > 0) {
-        const int2* bounds = storage.bounds[slot] + warp * kWarpRows;  // never decrease from row to row
-        keys = {(work.key_count - 1) / kKeys * kKeys, bounds[kWarpRows - 1].x, bounds[0].y};
-        return true;
-      }
-      store_nothing(params, work, first_row(work), lane);
-      release(storage.works.empty[slot]);
-    }
+  // Waits for the next row tile. False: there are no more.
+  __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys) const {
+    const int slot = at.work.slot;
+    ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
+    const PrefillWork& work = storage.work[slot];
+    if (work.tile < 0) return false;
+    const int2* bounds = storage.bounds[slot] + warp * kWarpRows;  // never decrease from row to row
+    keys = {(work.key_count - 1) / kKeys * kKeys, bounds[kWarpRows - 1].x, bounds[0].y};
+    return true;
   }
 
   static __device__ __forceinline__ void clear(Output& out) {

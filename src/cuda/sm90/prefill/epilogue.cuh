@@ -1,5 +1,5 @@
 // Accumulators to O and LSE.
-// Called by consumer.cuh.
+// Called by consumer.cuh, and by producer.cuh for rows that see no key.
 #pragma once
 
 #include "cuda/common/element.cuh"
@@ -74,22 +74,23 @@ __device__ __forceinline__ float sink_of(const PrefillParams& params, const Pref
   return static_cast<const float*>(t.sinks)[work.head * t.sinks_stride];
 }
 
-// The rows of one warp if they see no key.
-__device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int64_t first_row,
+// Up to `rows` rows from `first_row` on that see no key, by one warp.
+__device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int first_row, int rows,
                                      int lane) {
   const AttentionTensors& t = params.tensors;
-  const int rows = static_cast<int>(min(work.sequence.q_len - first_row, int64_t{16}));
+  const int count = min(static_cast<int>(work.sequence.q_len) - first_row, rows);
   const int64_t out = query_offset(params.problem, t.out, work.sequence, work.head, first_row, 0);
 #pragma unroll 1
-  for (int row = 0; row < rows; ++row) {
+  for (int row = 0; row < count; ++row) {
 #pragma unroll 1
     for (int column = lane; column < params.out.dim; column += 32) {
       store(t.out.data, t.out.dtype, out + row * params.out.seq_stride + column * params.out.dim_stride, 0.0f);
     }
   }
-  if (t.lse.data == nullptr || lane >= rows) return;
-  const int64_t lse = lse_offset(params.problem, t.lse, work.sequence, work.head, first_row);
-  static_cast<float*>(t.lse.data)[lse + lane * t.lse.row_stride] = sink_of(params, work);
+  if (t.lse.data == nullptr) return;
+  float* lse = static_cast<float*>(t.lse.data) + lse_offset(params.problem, t.lse, work.sequence, work.head, first_row);
+#pragma unroll 1
+  for (int row = lane; row < count; row += 32) lse[row * t.lse.row_stride] = sink_of(params, work);
 }
 
 // The rows of one warp from accumulators and softmax.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/tma.cuh"
-#include "cuda/sm90/prefill/storage.cuh"
+#include "cuda/sm90/prefill/epilogue.cuh"
 
 namespace plait::cuda::sm90 {
 
@@ -18,7 +18,8 @@ struct PrefillProducer {
 
   using WorkRing = RingPosition<kTile.kWorkSlots>;
 
-  // Finds all row tiles of this block, and then the end, a row tile ahead of the others.
+  // Finds all row tiles of this block, and then the end, a row tile ahead of the others; finishes those that see no
+  // key. (The others could not: they look for the next row tile before they let go of the one that they are at.)
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
     RingPosition<kTile.query_slots> query;
@@ -27,13 +28,17 @@ struct PrefillProducer {
       const unsigned in_round = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
       const unsigned index = round * gridDim.x + in_round;
       if (index >= params.works || !find(index, at)) continue;
-      publish(at);
-      if (storage.work[at.slot].key_count > 0) {
-        wait_empty(storage.queries, query);
-        if (lane == 0) copy_queries(storage.work[at.slot], query.slot);
-        query.advance();
+      const PrefillWork& work = storage.work[at.slot];
+      if (work.key_count == 0) {
+        store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
+        __syncwarp();
+        continue;
       }
+      publish(at);
+      wait_empty(storage.queries, query);
+      if (lane == 0) copy_queries(work, query.slot);
       __syncwarp();
+      query.advance();
       at.advance();
     }
     wait_empty(storage.works, at);

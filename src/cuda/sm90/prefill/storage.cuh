@@ -58,7 +58,7 @@ struct PrefillStorage {
   int2 bounds[kTile.kWorkSlots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
   PrefillWork work[kTile.kWorkSlots];           // tile < 0: there is no more
   Ring<kTile.kWorkSlots> works;                 // bounds and work
-  Ring<kTile.query_slots> queries;              // of works that see keys
+  Ring<kTile.query_slots> queries;
   Ring<kTile.stages> keys, values;
 };
 
