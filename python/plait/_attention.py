@@ -60,9 +60,10 @@ def flash_attention(
         sinks: `[Hq]` float32, logits that join each row's softmax denominator only. Differentiable.
         strategy: "auto", "split_q" (parallel over queries), "split_kv" (over keys, then a combine) or "split_d"
             (cuda_mma, head dims above 256). Of the forward, as is split_size; gradients are planned on their own.
-        backend: "auto": "cpu" for CPU tensors; for CUDA tensors "cuda_mma" (tensor cores: float16 and bfloat16, head
-            dims in multiples of 8 up to 1024) where it serves the call, else "cuda_naive" (CUDA cores: everything,
-            slow). "reference" is the slow float64 oracle on the CPU; "cuda_sm90" has no kernels yet and is refused.
+        backend: "auto": "cpu" for CPU tensors; for CUDA tensors the first that serves the call of "cuda_sm90" (Hopper:
+            forward in head dims up to 128), "cuda_mma" (tensor cores: float16 and bfloat16, head dims in multiples of
+            8 up to 1024) and "cuda_naive" (CUDA cores: everything, slow). "reference" is the slow float64 oracle on
+            the CPU.
         deterministic: gradients bit-equal from run to run ("cpu" and "cuda_naive": always). The forward always is.
         return_lse: also return the log-sum-exp, differentiable.
         out_dtype: torch.float32 for a float32 output of float16 or bfloat16 inputs; default the dtype of q.

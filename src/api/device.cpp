@@ -5,6 +5,7 @@
 #include <charconv>
 #include <string>
 
+#include "catalog/catalog.hpp"
 #include "cuda/cuda.hpp"
 #include "plait/error.hpp"
 #include "plait/plan.hpp"
@@ -39,7 +40,7 @@ bool backend_is_built(Backend backend) {
     case Backend::kCudaMma:
       return cuda::built();
     case Backend::kCudaSm90:
-      return false;
+      return cuda::built() && catalog::kSm90;
   }
   return false;
 }

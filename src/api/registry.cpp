@@ -47,7 +47,7 @@ void run_cpu(const Plan& plan, const CollapseProblem& problem, const CollapseTen
                                                                                         workspace, executor);
 }
 
-constexpr std::array<Implementation, 4> kImplementations{{
+constexpr std::array<Implementation, 5> kImplementations{{
     {.backend = Backend::kCpu,
      .plan_attention = cpu::plan_attention,
      .plan_premix = cpu::plan_premix,
@@ -68,6 +68,7 @@ constexpr std::array<Implementation, 4> kImplementations{{
      .run_premixes = cuda::run_premixes,
      .run_collapse = cuda::run_collapse,
      .run_kvcache = cuda::run_kvcache},
+    {.backend = Backend::kCudaSm90, .plan_attention = cuda::plan_attention, .run_attention = cuda::run_attention},
     {.backend = Backend::kCudaNaive,
      .plan_attention = cuda::plan_attention,
      .plan_premix = cuda::plan_premix,

@@ -73,7 +73,17 @@ constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
           kMmaMaxPseudoHeads};
 }
 
+constexpr Support sm90_attention() {
+  Support support = mma_attention(Op::kAttentionForward, kHopper, kMmaDtypes, bit(Strategy::kSplitQ));
+  support.backend = Backend::kCudaSm90;
+  support.features &= ~uint32_t{kPseudoHeads};
+  support.max_head_dim = kSm90HeadDims.back();
+  support.max_compute_capability = kHopper;
+  return support;
+}
+
 constexpr std::array kSupports{
+    sm90_attention(),  // first: supports() leaves it out of a build without it
     row(Backend::kCpu, Op::kAttentionForward, kFloats, kWholeContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     row(Backend::kCpu, Op::kAttentionBackward, kFloats, kWholeContract, 0),
@@ -153,6 +163,6 @@ const char* feature_name(Feature feature) {
   return "?";
 }
 
-std::span<const Support> supports() { return kSupports; }
+std::span<const Support> supports() { return std::span(kSupports).subspan(kSm90 ? 0 : 1); }
 
 }  // namespace plait::catalog

@@ -42,7 +42,8 @@ struct Support {
   int64_t head_dim_multiple;
   int64_t max_mixed_heads = 0;  // premix and collapse: source heads, and pseudo-heads; 0: any number
   int64_t max_pseudo_heads = 0;
-  int64_t min_head_dim = 1;  // of the larger of the two
+  int64_t min_head_dim = 1;            // of the larger of the two
+  int32_t max_compute_capability = 0;  // 0: none
 };
 
 // Every implementation that plait has, in the order in which kAuto tries them (reference last, never chosen by kAuto).
@@ -70,6 +71,9 @@ inline constexpr int64_t kMmaMaxPseudoHeads = 16;
 // Turing has the tensor-core instructions for float16 only.
 inline constexpr int32_t kTuring = 75;
 inline constexpr int32_t kAmpere = 80;
+// wgmma is Hopper's alone.
+inline constexpr int32_t kHopper = 90;
+inline constexpr std::array kSm90HeadDims{64, 128};
 inline constexpr int64_t kWorkspaceAlignBytes = 64;
 
 }  // namespace plait::catalog

@@ -111,6 +111,8 @@ std::vector<std::string> missing_from(const catalog::Support& support, const Req
     missing.push_back(fmt::format("{} tensors", device_kind_name(need.device.kind)));
   if (support.device == device.kind && support.min_compute_capability > device.compute_capability) {
     missing.push_back(fmt::format("compute capability {}", support.min_compute_capability));
+  } else if (support.max_compute_capability > 0 && support.max_compute_capability < device.compute_capability) {
+    missing.push_back(fmt::format("compute capability {} at most", support.max_compute_capability));
   }
   if ((support.dtypes & catalog::bit(need.dtype)) == 0) missing.emplace_back(dtype_name(need.dtype));
   for (const int64_t dim : {need.head_dim, need.head_dim_v}) {
@@ -201,6 +203,16 @@ std::string text_of(const std::vector<Candidate>& candidates) {
   return text;
 }
 
+// Of a backend without a row for the op.
+std::string absent_text(const Requirement& need) {
+  for (const catalog::Support& support : catalog::supports()) {
+    if (support.backend == need.backend) {
+      return fmt::format("{} has no {}", backend_name(need.backend), op_name(need.op));
+    }
+  }
+  return fmt::format("{} is not in this build", backend_name(need.backend));
+}
+
 const catalog::Support& choose(const Requirement& need, const DeviceInfo& device, std::string& reason) {
   std::vector<Candidate> candidates;
   const catalog::Support* found = find_support(
@@ -217,8 +229,7 @@ const catalog::Support& choose(const Requirement& need, const DeviceInfo& device
               fmt::format("{} serve this call. required: {}. {}way out: {}",
                           asked ? fmt::format("{} cannot", backend_name(need.backend)) : "no backend of this build can",
                           required_text(need),
-                          candidates.empty() ? fmt::format("supported: none. missing: {} is not in this build. ",
-                                                           backend_name(need.backend))
+                          candidates.empty() ? fmt::format("supported: none. missing: {}. ", absent_text(need))
                                              : text_of(candidates),
                           way_out(need, device, !candidates.empty())));
 }

@@ -9,6 +9,7 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "catalog/mma_tiles.hpp"
+#include "catalog/sm90_tiles.hpp"
 #include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
@@ -40,6 +41,27 @@ void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device,
   plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
                                      problem.head_dim, problem.head_dim_v, bucket, tile.smem_bytes() / 1024,
                                      device.smem_per_block_bytes / 1024));
+}
+
+// Few rows go to split_kv, which is cuda_mma's, unless the caller wants otherwise.
+void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  if (problem.backend == Backend::kAuto) mma::choose_split(problem, device, plan);
+  if (plan.strategy == Strategy::kSplitKv) {
+    plan.backend = Backend::kCudaMma;
+    return;
+  }
+  plan.strategy = Strategy::kSplitQ;
+  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(
+      dim <= catalog::kSm90HeadDims[0] ? catalog::kSm90HeadDims[0] : catalog::kSm90HeadDims[1]);
+  plan.tile_m = tile.rows();
+  plan.tile_n = tile.tile_keys;
+  plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
+                                     problem.head_dim, problem.head_dim_v, tile.head_dim, tile.smem_bytes() / 1024,
+                                     device.smem_per_block_bytes / 1024));
+  if (problem.backend == Backend::kAuto) {
+    plan.reasons.emplace_back("tensors that the copy engine cannot read (rows not 16-byte aligned) run on cuda_mma");
+  }
 }
 
 void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
@@ -129,12 +151,12 @@ bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   return false;
 }
 
-// cuda_mma counts the rows and keys of a sequence in 32 bits. Sends longer ones to cuda_naive, or refuses where
-// cuda_mma or a strategy of its own was asked for.
+// The tensor-core kernels count the rows and keys of a sequence in 32 bits. Sends longer ones to cuda_naive, or refuses
+// where their backend or a strategy of theirs was asked for.
 void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
-  if (plan.backend != Backend::kCudaMma || rows <= kMostRows) return;
+  if (plan.backend == Backend::kCudaNaive || rows <= kMostRows) return;
   leave_mma(problem,
             {fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows), "wider counters"},
             plan);
@@ -154,13 +176,14 @@ void plan_mma_cache(const AttentionProblem& attention, const DeviceInfo& device,
 void plan_attention(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const bool forward = problem.op == Op::kAttentionForward, split_d = is_split_d(problem);
   send_long_sequences_away(problem, plan);
+  if (plan.backend == Backend::kCudaSm90) plan_sm90_forward(problem, device, plan);
   if (plan.backend == Backend::kCudaMma && split_d) plan_split_d(problem, device, plan);
   if (plan.backend == Backend::kCudaMma && forward && !split_d) mma::choose_split(problem, device, plan);
   if (forward && plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;
-  if (plan.backend != Backend::kCudaMma) {
+  if (plan.backend == Backend::kCudaNaive) {
     plan.tile_m = plan.tile_n = naive::kTile;
     plan.workspace_bytes = forward ? 0 : naive::attention_backward_workspace_bytes(problem);
-  } else if (!split_d) {
+  } else if (plan.backend == Backend::kCudaMma && !split_d) {
     plan.strategy == Strategy::kSplitKv ? mma::plan_decode(problem, device, plan)
     : forward                           ? plan_mma_forward(problem, device, plan)
                                         : plan_mma_backward(problem, device, plan);

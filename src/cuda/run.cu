@@ -1,4 +1,4 @@
-// From a plan to kernels: the tensors' device, the caller's stream, cuda_mma's variant by dtype and head dim.
+// From a plan to kernels: the tensors' device, the caller's stream, the variant by dtype and head dim.
 // Called by api/ through the registry.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,6 +17,8 @@
 #include "cuda/naive/naive.hpp"
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
+#include "cuda/runtime/tensor_map.hpp"
+#include "cuda/sm90/prefill/prefill.hpp"
 
 namespace plait::cuda {
 namespace {
@@ -25,7 +27,7 @@ Stream stream_of(const Executor& executor) { return static_cast<Stream>(executor
 
 [[noreturn]] void refuse_variant() {
   throw Error(ErrorCode::kInternal, "backend",
-              "the plan takes cuda_mma, which this build lacks for the dtype or head dim");
+              "the plan takes a kernel that this build lacks for the dtype or head dim");
 }
 
 // Calls launch<T, bucket>() for the first bucket of kBuckets that holds head_dim.
@@ -98,6 +100,31 @@ void run_ranges(const Plan& plan, const AttentionProblem& problem, const Attenti
   mma::merge_ranges(layout, problem, tensors, workspace, stream);
 }
 
+bool has_maps(const AttentionProblem& p, const AttentionTensors& t) {
+  const int64_t batch = p.packed ? 1 : p.batch;
+  return has_row_tile_map(t.q, p.seqlen_q, p.heads_q, batch) && has_row_tile_map(t.k, p.seqlen_kv, p.heads_kv, batch) &&
+         has_row_tile_map(t.v, p.seqlen_kv, p.heads_kv, batch);
+}
+
+// What the copy engine cannot read runs on cuda_mma's kernel; or is refused where the caller asked for cuda_sm90.
+void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                      Stream stream) {
+  if (!has_maps(problem, tensors)) {
+    if (problem.backend == Backend::kCudaSm90 && problem.seqlen_kv > 0) {
+      throw Error(ErrorCode::kUnsupported, "backend",
+                  "cuda_sm90 cannot serve this call. required: q, k and v as they lie. supported by cuda_sm90: a dim "
+                  "stride of 1, other strides above zero in multiples of 16 bytes, 16-byte aligned data. missing: such "
+                  "rows. way out: use backend auto, or make the tensors contiguous");
+    }
+    return run_mma_forward(problem, tensors, plan.device.smem_per_block_bytes, 0, stream);
+  }
+  launch_variant<catalog::kSm90HeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
+    if constexpr (catalog::kSm90) {
+      sm90::launch_prefill<T, kHeadDim>(problem, tensors, plan.device.multiprocessors, stream);
+    }
+  });
+}
+
 bool is_split_d(const AttentionProblem& problem) { return larger_head_dim(problem) >= catalog::kMmaSplitDMinHeadDim; }
 
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
@@ -125,6 +152,8 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
   if (plan.backend == Backend::kCudaNaive) {
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
+  } else if (plan.backend == Backend::kCudaSm90) {
+    run_sm90_forward(plan, problem, tensors, stream);
   } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
     run_ranges(plan, problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {

@@ -4,9 +4,13 @@ set(plait_type_float16 __half)
 set(plait_type_bfloat16 __nv_bfloat16)
 set(plait_buckets 32 64 96 128 192 256)
 
-# plait_variants(target folder): instantiates folder/variant.cu.in for PLAIT_DTYPES x PLAIT_HEAD_DIMS.
+# plait_variants(target folder [head dims]): instantiates folder/variant.cu.in for PLAIT_DTYPES x PLAIT_HEAD_DIMS, or the
+# head dims given.
 function(plait_variants target folder)
   string(REPLACE "/" "_" name ${folder})
+  if(ARGN)
+    set(PLAIT_HEAD_DIMS ${ARGN})
+  endif()
   foreach(dtype ${PLAIT_DTYPES})
     foreach(PLAIT_HEAD_DIM ${PLAIT_HEAD_DIMS})
       set(PLAIT_TYPE ${plait_type_${dtype}})

@@ -21,8 +21,8 @@ void plan_fake(const AttentionProblem&, const DeviceInfo& device, Plan& plan) {
 constexpr Implementation fake(Backend backend, decltype(Implementation::plan_attention) plan_attention) {
   return {.backend = backend, .plan_attention = plan_attention};
 }
-constexpr std::array<Implementation, 4> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr),
-                                               fake(Backend::kCudaMma, plan_fake),
+constexpr std::array<Implementation, 5> kFakes{fake(Backend::kCpu, plan_fake), fake(Backend::kReference, nullptr),
+                                               fake(Backend::kCudaMma, plan_fake), fake(Backend::kCudaSm90, plan_fake),
                                                fake(Backend::kCudaNaive, plan_fake)};
 
 AttentionProblem problem() {
@@ -66,10 +66,13 @@ TEST(Plan, StrategyIsHonouredOrRefused) {
   EXPECT_EQ(make_plan(p, DeviceInfo::host(1), kFakes).strategy, Strategy::kSplitKv);
 }
 
-TEST(Plan, RefusesBackendsThatAreNotBuilt) {
+TEST(Plan, RefusesBackendsWithoutTheOp) {
   AttentionProblem p = problem();
+  p.op = Op::kAttentionBackward;
   p.backend = Backend::kCudaSm90;
-  EXPECT_NE(refusal(p).find("not in this build"), std::string::npos) << refusal(p);
+  const char* why = catalog::kSm90 ? "cuda_sm90 has no attention_backward" : "cuda_sm90 is not in this build";
+  EXPECT_NE(refusal(p).find(why), std::string::npos) << refusal(p);
+  p.op = Op::kAttentionForward;
   p.backend = Backend::kAuto;
   p.device.kind = DeviceKind::kCuda;
   EXPECT_NE(refusal(p), "");  // a plan for the CPU with tensors on a GPU
@@ -88,7 +91,9 @@ TEST(Plan, GpusGetTensorCoresWhereTheyCanBeUsed) {
     return make_plan(on_gpu(dtype, head_dim), DeviceInfo::by_name(gpu), kFakes).backend;
   };
   for (const char* gpu : {"a100", "a10", "l4", "rtx4090", "h200"}) {
-    EXPECT_EQ(backend(DType::kBFloat16, 128, gpu), Backend::kCudaMma) << gpu;
+    const bool hopper = catalog::kSm90 && DeviceInfo::by_name(gpu).compute_capability == catalog::kHopper;
+    EXPECT_EQ(backend(DType::kBFloat16, 128, gpu), hopper ? Backend::kCudaSm90 : Backend::kCudaMma) << gpu;
+    EXPECT_EQ(backend(DType::kBFloat16, 136, gpu), Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 256, gpu), Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 264, gpu), Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 300, gpu), Backend::kCudaNaive) << gpu;
@@ -140,7 +145,7 @@ TEST(Plan, IsAPrintableValueBoundToItsProblem) {
 TEST(Plan, EveryCatalogRowNamesRealCapabilities) {
   for (const catalog::Support& support : catalog::supports()) {
     EXPECT_NE(support.dtypes, 0u);
-    EXPECT_GE(support.max_head_dim, 256);
+    EXPECT_GE(support.max_head_dim, 128);
     EXPECT_GE(support.head_dim_multiple, 1);
   }
 }

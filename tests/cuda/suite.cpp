@@ -26,13 +26,15 @@ const CudaTarget& target_of(Backend backend) {
   const int64_t smem = settings().smem_kib * 1024;
   static const CudaTarget naive_target(Backend::kCudaNaive, 0, {.exact = settings().exact}, smem);
   static const CudaTarget mma_target(Backend::kCudaMma, 0, {.exact = settings().exact}, smem);
-  return backend == Backend::kCudaMma ? mma_target : naive_target;
+  static const CudaTarget sm90_target(Backend::kCudaSm90, 0, {.exact = settings().exact}, smem);
+  return backend == Backend::kCudaMma ? mma_target : backend == Backend::kCudaSm90 ? sm90_target : naive_target;
 }
 
 }  // namespace
 
 const CudaTarget& naive() { return target_of(Backend::kCudaNaive); }
 const CudaTarget& mma() { return target_of(Backend::kCudaMma); }
+const CudaTarget& sm90() { return target_of(Backend::kCudaSm90); }
 
 bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v) {
   const bool dtype_fits =
@@ -214,21 +216,36 @@ void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected
   check_gradients(c, a, t, expected);
 }
 
+// A forward on tensor cores.
+void check_forward(const std::string& what, const CudaTarget& target, const AttentionOptions& options, const GpuCase& c,
+                   Attention& a, const Expected& expected) {
+  const AttentionTensors t = a.with_outputs();
+  run(*target.mirror({.misaligned = c.misaligned}), arguments(a, options), outputs(a, t, options));
+  const AttentionTensors& e = expected.tensors;
+  expect_close(what + " out", values(t.out, a.out_shape), values(e.out, a.out_shape),
+               c.slack * bars_of(a.problem.dtype).out, c.floor);
+  expect_close(what + " lse", values(as_canonical(t.lse), a.lse_shape), values(as_canonical(e.lse), a.lse_shape),
+               c.slack * bars_of(a.problem.dtype).lse, 1.0);
+  expect_all_written(what + " out", a.arena, t.out.data, a.out_shape);
+  expect_all_written(what + " lse", a.arena, t.lse.data, a.lse_shape);
+}
+
 // The forward over key ranges, even ones or of a fixed size; it takes no packed problems.
 void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, const Expected& expected) {
   if (!target.splits() || c.external || !c.problem.q_lens.empty() || !c.problem.kv_lens.empty()) return;
   AttentionOptions options = options_of(c.problem, target.backend(), c.layout);
   options.strategy = Strategy::kSplitKv;
   if (c.problem.seed % 2 == 1) options.split_size = 16 + static_cast<int64_t>(c.problem.seed % 90);
-  const AttentionTensors t = a.with_outputs();
-  run(*target.mirror({.misaligned = c.misaligned}), arguments(a, options), outputs(a, t, options));
-  const AttentionTensors& e = expected.tensors;
-  expect_close("split_kv out", values(t.out, a.out_shape), values(e.out, a.out_shape),
-               c.slack * bars_of(a.problem.dtype).out, c.floor);
-  expect_close("split_kv lse", values(as_canonical(t.lse), a.lse_shape), values(as_canonical(e.lse), a.lse_shape),
-               c.slack * bars_of(a.problem.dtype).lse, 1.0);
-  expect_all_written("split_kv out", a.arena, t.out.data, a.out_shape);
-  expect_all_written("split_kv lse", a.arena, t.lse.data, a.lse_shape);
+  check_forward("split_kv", target, options, c, a, expected);
+}
+
+// Hopper's forward, of what its copy engine reads.
+bool sm90_takes(const GpuCase& c) {
+  const AttentionProblem& p = c.problem.problem;
+  const int64_t larger = std::max(p.head_dim, p.head_dim_v);
+  return catalog::kSm90 && sm90().device().compute_capability == catalog::kHopper && !c.external && !c.misaligned &&
+         c.problem.strides != Strides::kRandom && p.mode == HeadMode::kPlain && p.seqlen_kv > 0 &&
+         larger <= catalog::kSm90HeadDims.back() && tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v);
 }
 
 }  // namespace
@@ -237,11 +254,16 @@ void check_attention(const GpuCase& c, const CudaTarget* only) {
   Attention a(c.problem);
   const AttentionProblem& p = c.problem.problem;
   std::optional<Expected> expected;
-  for (const CudaTarget* target : {&naive(), &mma()}) {
+  for (const CudaTarget* target : {&naive(), &mma(), &sm90()}) {
     if (only != nullptr && target != only) continue;
     if (target == &mma() && !tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v)) continue;
+    if (target == &sm90() && !sm90_takes(c)) continue;
     if (!expected || c.external) expected.emplace(c, a);  // external results are made from the backend's own
     try {
+      if (target == &sm90()) {
+        check_forward("forward", *target, options_of(c.problem, target->backend(), c.layout), c, a, *expected);
+        continue;
+      }
       check_on(*target, c, a, *expected);
       check_splits(*target, c, a, *expected);
     } catch (const std::exception& error) {

@@ -27,6 +27,7 @@ Settings& settings();
 
 const CudaTarget& naive();
 const CudaTarget& mma();
+const CudaTarget& sm90();  // forward only
 // Whether tensor cores take the problem; cuda_naive takes everything.
 bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v);
 

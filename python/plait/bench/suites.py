@@ -18,7 +18,7 @@ BASELINES = (  # head dims, dense and causal, that tables and plots show: B S = 
 )  # fmt: skip
 LENGTHS = (2048, 4096, 8192, 16384)
 _TOKENS, _WIDTH = 16384, 2048
-_NAIVE_TOO = ("auto", "cuda_naive")
+_NAIVE_TOO = ("auto", "cuda_mma", "cuda_naive")
 
 
 @dataclass(frozen=True)

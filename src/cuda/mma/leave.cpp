@@ -6,7 +6,7 @@
 namespace plait::cuda::mma {
 
 void leave_mma(const Asked& asked, const Lack& lack, Plan& plan) {
-  const bool backend = asked.backend == Backend::kCudaMma, split = asked.split_size > 0;
+  const bool backend = asked.backend == plan.backend, split = asked.split_size > 0;
   const bool strategy = asked.strategy == Strategy::kSplitKv || asked.strategy == Strategy::kSplitD;
   if (backend || split || strategy) {
     std::string way_out = backend ? "use backend auto or cuda_naive" : "";
@@ -18,13 +18,12 @@ void leave_mma(const Asked& asked, const Lack& lack, Plan& plan) {
         backend ? "backend"
         : split ? "split_size"
                 : "strategy",
-        fmt::format("cuda_mma cannot serve this call. required: {}. supported by cuda_mma: {}. missing: {}. way "
-                    "out: {}",
-                    lack.required, lack.supported, lack.missing, way_out));
+        fmt::format("{0} cannot serve this call. required: {1}. supported by {0}: {2}. missing: {3}. way out: {4}",
+                    backend_name(plan.backend), lack.required, lack.supported, lack.missing, way_out));
   }
+  plan.reasons.push_back(fmt::format("not {}: required {}, supported {}, missing {}", backend_name(plan.backend),
+                                     lack.required, lack.supported, lack.missing));
   plan.backend = Backend::kCudaNaive;
-  plan.reasons.push_back(
-      fmt::format("not cuda_mma: required {}, supported {}, missing {}", lack.required, lack.supported, lack.missing));
 }
 
 void leave_mma(const AttentionProblem& problem, const Lack& lack, Plan& plan) {

@@ -15,7 +15,7 @@ namespace plait::cuda {
 CUtensorMap row_tile_map(const CanonicalTensor& tensor, int64_t dim, int64_t rows, int64_t heads, int64_t batch,
                          int tile_rows);
 
-// Whether there is such a map: rows of unit stride, 16-byte aligned.
-bool has_row_tile_map(const CanonicalTensor& tensor);
+// Whether there is such a map: rows of unit stride, 16-byte aligned, steps between rows, heads and batches above zero.
+bool has_row_tile_map(const CanonicalTensor& tensor, int64_t rows, int64_t heads, int64_t batch);
 
 }  // namespace plait::cuda

@@ -13,9 +13,9 @@ namespace {
 
 // Clocks of one multiprocessor, from measurements on an H200. Decode reads keys and values at 20 bytes per clock for
 // each row tile. A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that
-// beside a second block.
+// beside a second block; cuda_sm90 is so much faster.
 constexpr double kBytesPerClock = 20, kDecodeStart = 12000;
-constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000;
+constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 1.8;
 
 constexpr const char* kDecodeLimits =
     "rows and keys of a sequence up to 2^28, steps of keys over all heads and sequences up to 2^31";
@@ -43,7 +43,8 @@ void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Pla
   if (plan.strategy != Strategy::kAuto || problem.packed || problem.heads_kv == 0 || problem.batch == 0) return;
   const DecodeLayout layout(problem, device);
   if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return;
-  const double decode = decode_clocks(problem, device, layout), prefill = prefill_clocks(problem, device);
+  const double decode = decode_clocks(problem, device, layout);
+  const double prefill = prefill_clocks(problem, device) / (plan.backend == Backend::kCudaSm90 ? kSm90Speed : 1.0);
   plan.strategy = decode < prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
   plan.reasons.push_back(fmt::format("{}: about {:.0f} thousand clocks over key ranges, {:.0f} over query tiles",
                                      strategy_name(plan.strategy), decode / 1000, prefill / 1000));

@@ -25,8 +25,8 @@ inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
 inline constexpr int64_t kSectionBlocks = 1056;
 
 // section_bytes, section_blocks: at least one of them in a section.
-inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t section_bytes = kSectionBytes,
-                                  int64_t section_blocks = kSectionBlocks) {
+inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0,
+                                  int64_t section_bytes = kSectionBytes, int64_t section_blocks = kSectionBlocks) {
   const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
   const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
   const int64_t unit_bytes =
@@ -40,6 +40,7 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, 
           static_cast<int>(per_section),
           static_cast<int>(tiles),
           static_cast<int>(last_section),
+          cache_rows,
           Divisor::of(per_section * group * tiles),
           Divisor::of(per_section * group),
           Divisor::of((units - last_section * per_section) * group),

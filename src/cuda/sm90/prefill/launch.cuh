@@ -27,7 +27,7 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int mu
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
                              ScoreScale::of(p),
-                             mma::prefill_order(p, kTile.rows(), 0, kSectionRounds * multiprocessors),
+                             mma::prefill_order(p, kTile.rows(), 0, 0, kSectionRounds * multiprocessors),
                              static_cast<unsigned>(works)};
   launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);

@@ -8,12 +8,9 @@
 
 namespace plait::cuda::sm90 {
 
-// Whether the copy engine can read q, k and v: unit strides and 16-byte alignment of rows.
-bool prefill_reads(const AttentionTensors& tensors);
-
-// O and LSE of a plain problem, dense or packed, without a cache. T: __half or __nv_bfloat16, as problem.dtype says;
-// kHeadDim: a bucket of catalog::kSm90PrefillTiles that holds head_dim and head_dim_v. multiprocessors: of the device.
-// No workspace, no synchronisation.
+// O and LSE of a plain problem, dense or packed, without a cache, whose q, k and v have row tile maps. T: __half or
+// __nv_bfloat16, as problem.dtype says; kHeadDim: a bucket of catalog::kSm90PrefillTiles that holds head_dim and
+// head_dim_v. multiprocessors: of the device. No workspace, no synchronisation.
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, int multiprocessors,
                     cudaStream_t stream);
