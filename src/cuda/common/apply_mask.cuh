@@ -25,7 +25,7 @@ struct ScoreScale {
   __device__ __forceinline__ float score(float product) const {
     const float x = product * scale;
     if (softcap == 0.0f) return x;
-    return softcap - __fdividef(2.0f * softcap, 1.0f + ptx::exp2_approx(x * (2.0f * kLog2e / softcap)));
+    return softcap - __fdividef(2.0f * softcap, 1.0f + ptx::exp2_approx(x * __fdividef(2.0f * kLog2e, softcap)));
   }
 };
 

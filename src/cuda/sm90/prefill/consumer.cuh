@@ -2,8 +2,11 @@
 // Called by kernel.cuh.
 #pragma once
 
+#include <climits>
+
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/prefill/epilogue.cuh"
+#include "cuda/sm90/prefill/softmax.cuh"
 
 namespace plait::cuda::sm90 {
 
@@ -20,27 +23,30 @@ struct PrefillConsumer {
   using Output = float[1][kHeadDim / 8][4];
   using Weights = uint32_t[kKeys / tile::kWgmmaDepth][4];  // probabilities as operands
   using Rows = SoftmaxRows<2>;
-  // A row tile's next keys: from `first` on. No row of the warp masks keys of [whole_from, whole_to).
-  struct KeyRange {
-    int first, whole_from, whole_to;
-  };
   using KeyRing = RingPosition<kTile.stages>;
   struct Position {
     RingPosition<kTile.kWorkSlots> work;
     RingPosition<kTile.query_slots> query;
     KeyRing key;  // of keys; values are as far, or one tile behind
   };
+  // The tiles of keys that some row of the warpgroup sees, of a row tile: from the one at `first` down to the one at
+  // `end`. No row of the warp masks keys of [whole_from, whole_to).
+  struct KeyRange {
+    int first, end, whole_from, whole_to;
+  };
 
   const PrefillParams& params;
   Storage& storage;
-  int warpgroup, warp, lane;  // warp: of the block's consumers
+  int warpgroup, lane;
 
   // All row tiles that the producer finds. Scores of one tile of keys are computed while those of the tile before weigh
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     Position at;
     KeyRange keys;
-    if (!find_rows(at, keys)) return;
+    int skipped;
+    if (!find_rows(at, keys, skipped)) return;
+    skip(at.key, skipped);
     Output out;
     Scores scores;
     Weights weights;
@@ -52,28 +58,35 @@ struct PrefillConsumer {
     multiply_keys(scores, at);
     ptx::wgmma_wait<0>();
     ptx::hold(scores[0]);
-    release_keys(at, keys);
-    exponentiate(scores, rows, factor, at, keys);
+    release(storage.keys.empty[at.key.slot]);
+    weigh(scores, rows, factor, at, keys);
     pack_weights(weights, scores);
+    bool landed = false;  // the next keys
 #pragma unroll 1
     for (;;) {
       const KeyRing values = at.key;
+      bool held = true;  // the slot of the values
       at.key.advance();
-      if (keys.first > 0) {
+      if (keys.first > keys.end) [[likely]] {
         keys.first -= kKeys;
-        wait_keys(at.key);
+        if (!landed) wait_keys(at.key);
         multiply_keys(scores, at);
         wait_values(values);
         multiply_values(out, weights, values);
         ptx::wgmma_wait<1>();
         ptx::hold(scores[0]);
       } else {
-        const int work = at.work.slot;
         wait_values(values);
         multiply_values(out, weights, values);
+        const PrefillWork& work = storage.work[at.work.slot];
+        uint64_t& work_empty = storage.works.empty[at.work.slot];
+        release(storage.queries.empty[at.query.slot]);
         at.work.advance();
         at.query.advance();
-        const bool more = find_rows(at, keys);
+        const int left = keys.end / kKeys;  // tiles that other warpgroups still need
+        if (left > 0) held = leave_out(out, at, values, held, left);
+        const bool more = find_rows(at, keys, skipped);
+        if (skipped > 0) held = leave_out(out, at, values, held, skipped);
         if (more) {
           wait_queries(at);
           wait_keys(at.key);
@@ -81,24 +94,27 @@ struct PrefillConsumer {
         multiply_keys(scores, at);  // without more, of whatever lies there
         ptx::wgmma_wait<1>();
         ptx::hold(out[0]);
-        store_output<T, kHeadDim>(out[0], rows, params, storage.work[work], first_row(storage.work[work]), lane);
-        release(storage.works.empty[work]);
+        store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
+        release(work_empty);
         ptx::wgmma_wait<0>();
         ptx::hold(scores[0]);
         if (!more) return;
         clear(out);
         rows = Rows();
       }
-      release_keys(at, keys);
-      const bool raised = exponentiate(scores, rows, factor, at, keys);
-      if (raised) {  // also keeps the compiler from moving exponentials behind the wait
+      release(storage.keys.empty[at.key.slot]);
+      const bool raised = weigh(scores, rows, factor, at, keys);
+      KeyRing next = at.key;
+      next.advance();
+      landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
+      if (raised) [[unlikely]] {  // also keeps the compiler from moving exponentials behind the wait
         ptx::wgmma_wait<0>();
         ptx::hold(out[0]);
         Rows::rescale(out, factor);
       }
       ptx::wgmma_wait<0>();
       ptx::hold(out[0]);
-      release(storage.values.empty[values.slot]);
+      if (held) release(storage.values.empty[values.slot]);
       pack_weights(weights, scores);
     }
   }
@@ -110,27 +126,60 @@ struct PrefillConsumer {
     if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty));
   }
 
-  // The scores of a tile of keys are there: its slot is free, and that of the queries behind the last one.
-  __device__ __forceinline__ void release_keys(const Position& at, const KeyRange& keys) const {
-    __syncwarp();
-    if (lane != 0) return;
-    ptx::mbarrier_arrive(ptx::shared_address(&storage.keys.empty[at.key.slot]));
-    if (keys.first == 0) ptx::mbarrier_arrive(ptx::shared_address(&storage.queries.empty[at.query.slot]));
+  // Leaves out tiles of keys and values that other warpgroups of the block need.
+  __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
+#pragma unroll 1
+    for (; tiles > 0; --tiles, at.advance()) {
+      wait_keys(at);
+      release(storage.keys.empty[at.slot]);
+      wait_values(at);
+      release(storage.values.empty[at.slot]);
+    }
   }
+
+  // The same while values are weighed: their slot has to be free before the others can fill. Returns whether it is held
+  // still: no.
+  __device__ __forceinline__ bool leave_out(Output& out, Position& at, const KeyRing& values, bool held,
+                                            int tiles) const {
+    if (held) {
+      ptx::wgmma_wait<0>();
+      ptx::hold(out[0]);
+      release(storage.values.empty[values.slot]);
+    }
+    skip(at.key, tiles);
+    return false;
+  }
+
+  // Of the block's consumers. Read anew each time: registers are short.
+  static __device__ __forceinline__ int warp() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread / 32;
+  }
+
+  // The same for all lanes, which the compiler then knows.
+  static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
   // Of the warp's rows.
   __device__ __forceinline__ int64_t first_row(const PrefillWork& work) const {
-    return int64_t{work.tile} * kTile.rows() + warp * kWarpRows;
+    return int64_t{work.tile} * kTile.rows() + warp() * kWarpRows;
   }
 
-  // Waits for the next row tile. False: there are no more.
-  __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys) const {
+  // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.
+  __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys, int& skipped) const {
+    constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows;
     const int slot = at.work.slot;
+    skipped = 0;
     ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
     const PrefillWork& work = storage.work[slot];
     if (work.tile < 0) return false;
-    const int2* bounds = storage.bounds[slot] + warp * kWarpRows;  // never decrease from row to row
-    keys = {(work.key_count - 1) / kKeys * kKeys, bounds[kWarpRows - 1].x, bounds[0].y};
+    // Bounds never decrease from row to row. A warpgroup whose rows see none takes one tile, of which it sees none.
+    const int own_row = warp() * kWarpRows;
+    const int2 *own = storage.bounds[slot] + own_row, *rows = own - own_row % kRows;
+    const int first = (max(rows[kRows - 1].y, 1) - 1) / kKeys;
+    skipped = uniform((work.key_count - 1) / kKeys - first);
+    keys = {uniform(first * kKeys), uniform(min(rows[0].x / kKeys, first) * kKeys),
+            params.score.transform ? INT_MAX : uniform(own[kWarpRows - 1].x), uniform(own[0].y)};
     return true;
   }
 
@@ -186,17 +235,13 @@ struct PrefillConsumer {
   }
 
   // Scores of the keys from keys.first on become probabilities. Returns whether out is to be multiplied by `factor`.
-  __device__ __forceinline__ bool exponentiate(Scores& scores, Rows& rows, float (&factor)[2], const Position& at,
-                                               const KeyRange& keys) const {
-    if (params.score.transform) transform_scores(scores, params.score);
-    if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) {
-      apply_bounds(scores, storage.bounds[at.work.slot] + warp * kWarpRows, keys.first, lane);
+  __device__ __forceinline__ bool weigh(Scores& scores, Rows& rows, float (&factor)[2], const Position& at,
+                                        const KeyRange& keys) const {
+    if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) [[unlikely]] {
+      if (params.score.transform) transform_scores(scores, params.score);
+      apply_bounds(scores, storage.bounds[at.work.slot] + warp() * kWarpRows, keys.first, lane);
     }
-    float highest[2];
-    find_highest(highest, scores);
-    const bool raised = rows.raise_references(highest, params.score.to_log2, factor);
-    rows.exponentiate(scores, params.score.to_log2);
-    return raised;
+    return exponentiate(scores, params.score.to_log2, rows, factor);
   }
 
   // Accumulators of m64nN lie as operands of the next product do.

@@ -74,12 +74,18 @@ __device__ __forceinline__ float sink_of(const PrefillParams& params, const Pref
   return static_cast<const float*>(t.sinks)[work.head * t.sinks_stride];
 }
 
+// Element offset of a row of O, of a problem without pseudo-heads.
+__device__ __forceinline__ int64_t out_offset(const CanonicalTensor& out, const PrefillWork& work, int64_t row) {
+  return work.sequence.batch * out.batch_stride + work.head * out.head_stride +
+         (work.sequence.q_begin + row) * out.seq_stride;
+}
+
 // Up to `rows` rows from `first_row` on that see no key, by one warp.
 __device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int first_row, int rows,
                                      int lane) {
   const AttentionTensors& t = params.tensors;
   const int count = min(static_cast<int>(work.sequence.q_len) - first_row, rows);
-  const int64_t out = query_offset(params.problem, t.out, work.sequence, work.head, first_row, 0);
+  const int64_t out = out_offset(t.out, work, first_row);
 #pragma unroll 1
   for (int row = 0; row < count; ++row) {
 #pragma unroll 1
@@ -111,7 +117,7 @@ __device__ inline void store_output(const float (&out)[kHeadDim / 8][4], const S
     const int row = 8 * i + lane / 4;
     if (tensors.lse.data != nullptr && lane % 4 == 0 && row < rows) lse[row * tensors.lse.row_stride] = result.lse;
   }
-  const int64_t offset = query_offset(problem, tensors.out, work.sequence, work.head, first_row, 0);
+  const int64_t offset = out_offset(tensors.out, work, first_row);
   void* data = tensors.out.data;
   if (problem.out_dtype == DType::kFloat32) {
     store_elements<float>(out, factor, {static_cast<float*>(data) + offset, rows}, params.out, lane);

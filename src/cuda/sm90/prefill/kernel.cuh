@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     if (warp == kTile.warps() + 1 && lane == 0) producer.copy_keys();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
-    PrefillConsumer<T, kTile>{params, storage, warpgroup, warp, lane}.run();
+    PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();
   }
 }
 

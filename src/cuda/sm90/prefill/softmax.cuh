@@ -1,0 +1,46 @@
+// Scores to probabilities, with fewer instructions than common/softmax.cuh where no reference is raised.
+// Called by consumer.cuh.
+#pragma once
+
+#include <climits>
+
+#include "cuda/common/softmax.cuh"
+
+namespace plait::cuda::sm90 {
+
+// SoftmaxRows::raise_references(), after a look that takes half the instructions: as integers, floats compare in their
+// order if one of them is positive. Negative ones raise no reference above -kSlackLog2.
+template <int kKeyTiles>
+__device__ __forceinline__ bool raise_references(const float (&scores)[1][kKeyTiles][4], float to_log2,
+                                                 SoftmaxRows<2>& rows, float (&factor)[2]) {
+  bool above = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int chain[2] = {INT_MIN, INT_MIN};  // two, for the latency
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const float* two = scores[0][n] + 2 * i;
+      chain[n % 2] = __vimax3_s32(chain[n % 2], __float_as_int(two[0]), __float_as_int(two[1]));
+    }
+    const int highest = max(chain[0], chain[1]);
+    above |= __int_as_float(highest) * to_log2 > rows.reference[i] + kSlackLog2;
+    above |= highest < 0 && rows.reference[i] < -kSlackLog2;
+  }
+  if (!__any_sync(kAllLanes, above)) return false;
+  float highest[2];
+  find_highest(highest, scores);
+  return rows.raise_references(highest, to_log2, factor);
+}
+
+// Scores become probabilities. Returns whether the rows' accumulators are to be multiplied by `factor`.
+template <int kKeyTiles>
+__device__ __forceinline__ bool exponentiate(float (&scores)[1][kKeyTiles][4], float to_log2, SoftmaxRows<2>& rows,
+                                             float (&factor)[2]) {
+  const bool raised = raise_references(scores, to_log2, rows, factor);
+  rows.exponentiate(scores, to_log2);
+  // Sums are made here, between the exponentials: the compiler would leave them for later.
+  asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
+  return raised;
+}
+
+}  // namespace plait::cuda::sm90
