@@ -34,9 +34,10 @@ struct Sm90PrefillTile {
 };
 
 // In order of the buckets: bucket, warpgroups, keys, query slots, stages, registers of consumers and producers.
-inline constexpr std::array<Sm90PrefillTile, 3> kSm90PrefillTiles{{
+inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
     {64, 3, 128, 2, 3, 160, 32},
     {128, 2, 128, 2, 2, 232, 40},
+    {192, 2, 80, 2, 2, 232, 40},
     {256, 2, 80, 1, 2, 232, 40},
 }};
 

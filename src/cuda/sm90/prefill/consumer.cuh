@@ -16,7 +16,7 @@ struct PrefillConsumer {
   using QueryTile = typename Storage::QueryTile;
   using KeyTile = typename Storage::KeyTile;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim < 128 ? kHeadDim : 128;  // of one wgmma
+  static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
   static constexpr int kWarpRows = 16;
 
   using Scores = float[1][kKeys / 8][4];
