@@ -61,7 +61,7 @@ def flash_attention(
         strategy: "auto", "split_q" (parallel over queries), "split_kv" (over keys, then a combine) or "split_d"
             (cuda_mma, head dims above 256). Of the forward, as is split_size; gradients are planned on their own.
         backend: "auto": "cpu" for CPU tensors; for CUDA tensors the first that serves the call of "cuda_sm90" (Hopper:
-            forward in head dims up to 128), "cuda_mma" (tensor cores: float16 and bfloat16, head dims in multiples of
+            forward in head dims up to 256), "cuda_mma" (tensor cores: float16 and bfloat16, head dims in multiples of
             8 up to 1024) and "cuda_naive" (CUDA cores: everything, slow). "reference" is the slow float64 oracle on
             the CPU.
         deterministic: gradients bit-equal from run to run ("cpu" and "cuda_naive": always). The forward always is.

@@ -73,7 +73,7 @@ inline constexpr int32_t kTuring = 75;
 inline constexpr int32_t kAmpere = 80;
 // wgmma is Hopper's alone.
 inline constexpr int32_t kHopper = 90;
-inline constexpr std::array kSm90HeadDims{64, 128};
+inline constexpr std::array kSm90HeadDims{64, 128, 192, 256};
 inline constexpr int64_t kWorkspaceAlignBytes = 64;
 
 }  // namespace plait::catalog

@@ -15,6 +15,7 @@ struct Sm90PrefillTile {
   int warpgroups, tile_keys;
   int query_slots, stages;  // of queries, and of keys and of values
   int consumer_registers, producer_registers;
+  int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
   static constexpr int kWorkSlots = 2;
@@ -33,17 +34,19 @@ struct Sm90PrefillTile {
   bool operator==(const Sm90PrefillTile&) const = default;
 };
 
-// In order of the buckets: bucket, warpgroups, keys, query slots, stages, registers of consumers and producers.
+// In order of the buckets: bucket, warpgroups, keys, query slots, stages, registers of consumers and producers,
+// eighths.
 inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 2, 3, 160, 32},
-    {128, 2, 128, 2, 2, 232, 40},
-    {192, 2, 80, 2, 2, 232, 40},
-    {256, 2, 80, 1, 2, 232, 40},
+    {64, 3, 128, 2, 3, 160, 32, 8},
+    {128, 2, 128, 2, 2, 232, 40, 5},
+    {192, 2, 80, 2, 2, 232, 40, 8},
+    {256, 2, 80, 1, 2, 232, 40, 8},
 }};
 
-constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim_bucket) {
+// The tile of the bucket that holds head_dim, at most that of the last.
+constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim) {
   size_t index = 0;
-  while (kSm90PrefillTiles[index].head_dim != head_dim_bucket) ++index;
+  while (kSm90PrefillTiles[index].head_dim < head_dim) ++index;
   return kSm90PrefillTiles[index];
 }
 

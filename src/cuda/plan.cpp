@@ -52,8 +52,7 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   }
   plan.strategy = Strategy::kSplitQ;
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(
-      dim <= catalog::kSm90HeadDims[0] ? catalog::kSm90HeadDims[0] : catalog::kSm90HeadDims[1]);
+  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(dim);
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
   plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",

@@ -93,8 +93,7 @@ TEST(Plan, GpusGetTensorCoresWhereTheyCanBeUsed) {
   for (const char* gpu : {"a100", "a10", "l4", "rtx4090", "h200"}) {
     const bool hopper = catalog::kSm90 && DeviceInfo::by_name(gpu).compute_capability == catalog::kHopper;
     EXPECT_EQ(backend(DType::kBFloat16, 128, gpu), hopper ? Backend::kCudaSm90 : Backend::kCudaMma) << gpu;
-    EXPECT_EQ(backend(DType::kBFloat16, 136, gpu), Backend::kCudaMma) << gpu;
-    EXPECT_EQ(backend(DType::kFloat16, 256, gpu), Backend::kCudaMma) << gpu;
+    EXPECT_EQ(backend(DType::kFloat16, 256, gpu), hopper ? Backend::kCudaSm90 : Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 264, gpu), Backend::kCudaMma) << gpu;
     EXPECT_EQ(backend(DType::kFloat16, 300, gpu), Backend::kCudaNaive) << gpu;
     EXPECT_EQ(backend(DType::kBFloat16, 100, gpu), Backend::kCudaNaive) << gpu;

@@ -109,7 +109,7 @@ def test_the_bars_of_the_project_are_measured_by_default():
 
     prefill, backward, iha, matrix = map(texts, ("prefill", "backward", "iha", "matrix"))
     for floor in ("B1 S4096 H32 D128 full fp16", "B8 S2048 H32 D128 full fp16"):
-        assert prefill[floor].backends == ("auto", "cuda_naive") and prefill[floor].priority == 0
+        assert prefill[floor].backends == ("auto", "cuda_mma", "cuda_naive") and prefill[floor].priority == 0
     grid = {f"B{16384 // s} S{s} H{2048 // d} D{d} {mask}"
             for s in (2048, 4096, 8192, 16384) for d in (64, 128) for mask in ("causal", "full")}  # fmt: skip
     assert grid <= set(prefill) and grid <= set(backward)
@@ -136,7 +136,7 @@ def test_cases_are_chosen_by_words_or_named_whole():
     (new,) = suites.select(chosen, ["B1 S64 H2 D16 causal"])
     assert new.case == parse("B1 S64 H2 D16 causal") and new.backends == ("auto",)
     (known,) = suites.select(chosen, ["B1 S4096 H32 D128 full fp16"])
-    assert known.backends == ("auto", "cuda_naive")
+    assert known.backends == ("auto", "cuda_mma", "cuda_naive")
     assert len(suites.select(chosen, ["D128 full", "D128"])) == len(suites.select(chosen, ["D128"]))
     for wrong, message in (("D1280", "matches nothing"), ("B1 Sk64 H4/2 D16 decode", "no case of this suite")):
         with pytest.raises(BenchError, match=message):

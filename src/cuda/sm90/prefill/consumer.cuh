@@ -18,6 +18,7 @@ struct PrefillConsumer {
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
   static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
   static constexpr int kWarpRows = 16;
+  static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   using Scores = float[1][kKeys / 8][4];
   using Output = float[1][kHeadDim / 8][4];
@@ -60,6 +61,7 @@ struct PrefillConsumer {
     ptx::hold(scores[0]);
     release(storage.keys.empty[at.key.slot]);
     weigh(scores, rows, factor, at, keys);
+    weigh_rest(scores, rows);
     pack_weights(weights, scores);
     bool landed = false;  // the next keys
 #pragma unroll 1
@@ -115,6 +117,7 @@ struct PrefillConsumer {
       ptx::wgmma_wait<0>();
       ptx::hold(out[0]);
       if (held) release(storage.values.empty[values.slot]);
+      weigh_rest(scores, rows);
       pack_weights(weights, scores);
     }
   }
@@ -234,14 +237,20 @@ struct PrefillConsumer {
     ptx::wgmma_commit();
   }
 
-  // Scores of the keys from keys.first on become probabilities. Returns whether out is to be multiplied by `factor`.
+  // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out
+  // is to be multiplied by `factor`.
   __device__ __forceinline__ bool weigh(Scores& scores, Rows& rows, float (&factor)[2], const Position& at,
                                         const KeyRange& keys) const {
     if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) [[unlikely]] {
       if (params.score.transform) transform_scores(scores, params.score);
       apply_bounds(scores, storage.bounds[at.work.slot] + warp() * kWarpRows, keys.first, lane);
     }
-    return exponentiate(scores, params.score.to_log2, rows, factor);
+    const bool raised = raise_references(scores, params.score.to_log2, rows, factor);
+    exponentiate<0, kEarly>(scores, params.score.to_log2, rows);
+    return raised;
+  }
+  __device__ __forceinline__ void weigh_rest(Scores& scores, Rows& rows) const {
+    exponentiate<kEarly, kKeyTiles>(scores, params.score.to_log2, rows);
   }
 
   // Accumulators of m64nN lie as operands of the next product do.

@@ -32,15 +32,19 @@ __device__ __forceinline__ bool raise_references(const float (&scores)[1][kKeyTi
   return rows.raise_references(highest, to_log2, factor);
 }
 
-// Scores become probabilities. Returns whether the rows' accumulators are to be multiplied by `factor`.
-template <int kKeyTiles>
-__device__ __forceinline__ bool exponentiate(float (&scores)[1][kKeyTiles][4], float to_log2, SoftmaxRows<2>& rows,
-                                             float (&factor)[2]) {
-  const bool raised = raise_references(scores, to_log2, rows, factor);
-  rows.exponentiate(scores, to_log2);
+// Scores of the key tiles [kFrom, kTo) become probabilities, added to the sums.
+template <int kFrom, int kTo, int kKeyTiles>
+__device__ __forceinline__ void exponentiate(float (&scores)[1][kKeyTiles][4], float to_log2, SoftmaxRows<2>& rows) {
+#pragma unroll
+  for (int n = kFrom; n < kTo; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      scores[0][n][e] = ptx::exp2_approx(fmaf(scores[0][n][e], to_log2, -rows.reference[e / 2]));
+      rows.sum[e / 2] += scores[0][n][e];
+    }
+  }
   // Sums are made here, between the exponentials: the compiler would leave them for later.
   asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
-  return raised;
 }
 
 }  // namespace plait::cuda::sm90
