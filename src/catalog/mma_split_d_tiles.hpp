@@ -96,26 +96,25 @@ constexpr const SplitDTile* split_d_tile(int64_t head_dim, int64_t head_dim_v, i
 // dim each; then the warps share out the gradients.
 struct SplitDBackwardTile {
   int head_dim;  // bucket of max(head_dim, head_dim_v): columns of the gradients in registers
-  int resident, stream, stages;
-  int row_warps;  // how many warps share out the rows of the gradients; the others share out their columns
+  int resident, stream;
+  int buffers;         // of stream tiles: 2: one of each tensor; 3: two of the first (q or k); 4: two of each
+  int row_warps;       // how many warps share out the rows of the gradients; the others share out their columns
+  int warp_side = 32;  // a warp has at most so many resident rows of scores
 
   static constexpr int64_t kStateBytes = 256;  // what a block knows of its work
-  static constexpr int kWarpSide = 32;         // a warp has at most so many rows and keys of scores
   constexpr int threads() const { return 32 * kSplitDWarps; }
-  constexpr int warp_resident() const { return resident < kWarpSide ? resident : kWarpSide; }
-  constexpr int warp_stream() const { return stream < kWarpSide ? stream : kWarpSide; }
-  constexpr int score_tiles() const { return resident / warp_resident() * (stream / warp_stream()); }
+  constexpr int stages() const { return (buffers + 1) / 2; }  // of the first tensor and of RowPairs
+  constexpr int warp_resident() const { return resident < warp_side ? resident : warp_side; }
+  constexpr int score_tiles() const { return resident / warp_resident(); }
   // Of one score tile. The blocks of P and dS take the place of the sums that they are made from.
-  constexpr SplitDExchange exchange() const {
-    return {warp_resident() * warp_stream() / 128, kSplitDWarps / score_tiles()};
-  }
-  constexpr int row_bytes() const { return 8 * (stages * stream > resident ? stages * stream : resident); }
+  constexpr SplitDExchange exchange() const { return {warp_resident() * stream / 128, kSplitDWarps / score_tiles()}; }
+  constexpr int row_bytes() const { return 8 * (stages() * stream > resident ? stages() * stream : resident); }
   // State, RowPairs, exchange; then the tiles.
   constexpr int fixed_bytes() const {
     return (static_cast<int>(kStateBytes) + row_bytes() + 127) / 128 * 128 + score_tiles() * exchange().bytes();
   }
   constexpr int64_t smem_bytes() const {
-    return fixed_bytes() + 2 * split_d_tile_bytes(resident + stages * stream, head_dim);
+    return fixed_bytes() + split_d_tile_bytes(2 * resident + buffers * stream, head_dim);
   }
   bool operator==(const SplitDBackwardTile&) const = default;
 };
@@ -134,19 +133,19 @@ constexpr SplitDBackwardTilePair split_d_backward_pair(const SplitDBackwardTile&
 inline constexpr int kSplitDBackwardTilesPerBucket = 3;
 using SplitDBackwardTiles = std::array<SplitDBackwardTilePair, kSplitDBackwardTilesPerBucket>;
 inline constexpr std::array<SplitDBackwardTiles, 6> kSplitDBackwardTiles{{
-    {{split_d_backward_pair({320, 64, 32, 2, 2}), split_d_backward_pair({320, 32, 16, 2, 2}),
-      split_d_backward_pair({320, 32, 16, 1, 2})}},
-    {{{{384, 32, 32, 2, 1}, {384, 64, 32, 2, 1}},
-      split_d_backward_pair({384, 32, 16, 2, 1}),
-      split_d_backward_pair({384, 16, 16, 1, 1})}},
-    {{split_d_backward_pair({512, 32, 32, 2, 1}), split_d_backward_pair({512, 32, 16, 2, 1}),
-      split_d_backward_pair({512, 16, 16, 1, 1})}},
-    {{split_d_backward_pair({640, 32, 16, 2, 1}), split_d_backward_pair({640, 16, 16, 2, 1}),
-      split_d_backward_pair({640, 16, 16, 1, 1})}},
-    {{split_d_backward_pair({768, 32, 16, 2, 1}), split_d_backward_pair({768, 16, 16, 2, 1}),
-      split_d_backward_pair({768, 16, 16, 1, 1})}},
-    {{split_d_backward_pair({1024, 16, 16, 2, 1}), split_d_backward_pair({1024, 16, 16, 1, 1}),
-      split_d_backward_pair({1024, 16, 16, 1, 1})}},
+    {{split_d_backward_pair({320, 64, 32, 4, 2}), split_d_backward_pair({320, 32, 16, 4, 2}),
+      split_d_backward_pair({320, 32, 16, 2, 2})}},
+    {{{{384, 32, 32, 4, 1}, {384, 64, 32, 4, 1}},
+      split_d_backward_pair({384, 32, 16, 4, 1}),
+      split_d_backward_pair({384, 16, 16, 2, 1})}},
+    {{split_d_backward_pair({512, 32, 32, 4, 1}), split_d_backward_pair({512, 32, 16, 4, 1}),
+      split_d_backward_pair({512, 16, 16, 2, 1})}},
+    {{split_d_backward_pair({640, 32, 32, 3, 1, 16}), split_d_backward_pair({640, 16, 16, 4, 1}),
+      split_d_backward_pair({640, 16, 16, 2, 1})}},
+    {{split_d_backward_pair({768, 32, 16, 4, 1}), split_d_backward_pair({768, 16, 16, 4, 1}),
+      split_d_backward_pair({768, 16, 16, 2, 1})}},
+    {{split_d_backward_pair({1024, 16, 16, 4, 1}), split_d_backward_pair({1024, 16, 16, 2, 1}),
+      split_d_backward_pair({1024, 16, 16, 2, 1})}},
 }};
 constexpr const SplitDBackwardTiles& split_d_backward_tiles(int64_t head_dim) {
   return kSplitDBackwardTiles[split_d_bucket_index(head_dim)];

@@ -88,6 +88,11 @@ TEST(SplitDTiles, AreTheFirstThatFit) {
       if (backward == nullptr) continue;
       EXPECT_GE(backward->head_dim(), dim);
       EXPECT_LE(backward->smem_bytes(), limit);
+      for (const catalog::SplitDBackwardTile& side : {backward->keys, backward->rows}) {
+        EXPECT_EQ(side.score_tiles() * side.warp_resident(), side.resident);
+        EXPECT_LE(side.exchange().targets(), side.exchange().sources) << dim;
+        EXPECT_TRUE(side.buffers >= 2 && side.buffers <= 4) << dim;
+      }
     }
   }
 }

@@ -17,20 +17,22 @@ struct SplitDConfig {
   static constexpr catalog::SplitDBackwardTile kTile = kTile_;
   static constexpr bool kKeysResident = kSide_ != Side::kRows;
   static constexpr int kHeadDim = kTile.head_dim, kResident = kTile.resident, kStream = kTile.stream;
-  static constexpr int kStages = kTile.stages, kThreads = kTile.threads();
-  static constexpr int kDqTileElems = 0;  // dQ is never summed in memory
+  static constexpr int kStages = kTile.stages(), kThreads = kTile.threads();
+  static constexpr int kSecondStages = kTile.buffers - kStages;  // of the stream's second tensor
+  static constexpr bool kSecondLate = kSecondStages < kStages;   // its buffer is filled again as soon as it is read
+  static constexpr int kDqTileElems = 0;                         // dQ is never summed in memory
   static constexpr int kChunks = kHeadDim / kChunkColumns;
   static constexpr int kResidentBytes = kResident * kHeadDim * 2, kStreamBytes = kStream * kHeadDim * 2;  // of a tile
 
   // Scores: softmax rows by keys, in kScoreTiles tiles of kM x 16 by kN x 8 (along the resident side), each made by
   // kSources neighbouring warps.
   static constexpr int kRows = kKeysResident ? kStream : kResident, kKeys = kKeysResident ? kResident : kStream;
-  static constexpr int kM = (kKeysResident ? kTile.warp_stream() : kTile.warp_resident()) / 16;
-  static constexpr int kN = (kKeysResident ? kTile.warp_resident() : kTile.warp_stream()) / 8;
+  static constexpr int kM = (kKeysResident ? kTile.stream : kTile.warp_resident()) / 16;
+  static constexpr int kN = (kKeysResident ? kTile.warp_resident() : kTile.stream) / 8;
   static constexpr int kScoreTiles = kTile.score_tiles();
   static constexpr int kSources = catalog::kSplitDWarps / kScoreTiles, kSlices = kSources / 2;
   using Sum = Exchange<kM, kN, kSources>;
-  static_assert(kStream == kTile.warp_stream() && !Sum::kShape.own_in_registers());
+  static_assert(!Sum::kShape.own_in_registers());
 
   // Gradients: a warp has kGradM x 16 rows and every kGradWarps-th group of 16 columns.
   static constexpr int kGradWarps = catalog::kSplitDWarps / kTile.row_warps;
@@ -47,7 +49,7 @@ struct SplitDConfig {
   static constexpr int kNextBlock = Sum::kKept > 1 ? 2 * kBlockBytes : Sum::kTargetBytes;  // from an even key block
 };
 
-// The tiles follow: resident first (K, Q), resident second (V, dO), then per stage stream first and second.
+// The tiles follow: resident first (K, Q) and second (V, dO), then all of stream first and of stream second.
 template <class C>
 struct SplitDBackwardStorage {
   alignas(128) BlockState state;
@@ -70,9 +72,11 @@ struct SplitDBackward {
   __device__ __forceinline__ uint32_t resident_first() const { return ptx::shared_address(&storage) + sizeof(Storage); }
   __device__ __forceinline__ uint32_t resident_second() const { return resident_first() + C::kResidentBytes; }
   __device__ __forceinline__ uint32_t stream_first(int step) const {
-    return resident_second() + C::kResidentBytes + step % C::kStages * 2 * C::kStreamBytes;
+    return resident_second() + C::kResidentBytes + step % C::kStages * C::kStreamBytes;
   }
-  __device__ __forceinline__ uint32_t stream_second(int step) const { return stream_first(step) + C::kStreamBytes; }
+  __device__ __forceinline__ uint32_t stream_second(int step) const {
+    return resident_second() + C::kResidentBytes + (C::kStages + step % C::kSecondStages) * C::kStreamBytes;
+  }
 
   template <int kRows>
   __device__ __forceinline__ void load_tile(uint32_t target, const CanonicalTensor& tensor, const RowLayout& layout,
@@ -113,17 +117,23 @@ struct SplitDBackward {
     }
   }
 
+  // The stream tiles of a step: first (q, k) with what belongs to its rows, second (dO, v).
+  template <bool kFirst, bool kSecond>
   __device__ __forceinline__ void load_stream(int step) const {
     const BlockState& state = storage.state;
     const AttentionTensors& t = params.tensors;
     const StreamTile at = stream_tile(state, step);
     const int first = at.tile * C::kStream, rows = state.stream_rows - first;
     const CanonicalTensor &one = C::kKeysResident ? t.q : t.k, &two = C::kKeysResident ? t.dout : t.v;
-    load_tile<C::kStream>(stream_first(step), one, C::kKeysResident ? params.q : params.k,
-                          state.first + at.head * one.head_stride, first, rows);
-    load_tile<C::kStream>(stream_second(step), two, C::kKeysResident ? params.dout : params.v,
-                          state.second + at.head * two.head_stride, first, rows);
-    if constexpr (C::kKeysResident) {
+    if constexpr (kFirst) {
+      load_tile<C::kStream>(stream_first(step), one, C::kKeysResident ? params.q : params.k,
+                            state.first + at.head * one.head_stride, first, rows);
+    }
+    if constexpr (kSecond) {
+      load_tile<C::kStream>(stream_second(step), two, C::kKeysResident ? params.dout : params.v,
+                            state.second + at.head * two.head_stride, first, rows);
+    }
+    if constexpr (kFirst && C::kKeysResident) {
       const int64_t rows_per_head = params.problem.seqlen_q * params.problem.rows_per_position();
       load_pairs<C::kStream>(storage.row_pairs + step % C::kStages * C::kStream,
                              params.row_pairs + state.pairs + at.head * rows_per_head, first, state.stream_rows);
@@ -199,10 +209,12 @@ struct SplitDBackward {
   __device__ __forceinline__ int grad_warp() const { return warp % C::kGradWarps; }
   __device__ __forceinline__ int grad_row_warp() const { return warp / C::kGradWarps; }
 
-  // first: dK (dQ), second: dV.
-  __device__ __forceinline__ void add_gradients(Gradient& first, Gradient& second, int step) const {
-    add_gradient(first, stream_first(step), C::kBlockBytes);
-    if constexpr (C::kKeysResident) add_gradient(second, stream_second(step), 0);
+  // dK (dQ), and dV.
+  __device__ __forceinline__ void add_first(Gradient& gradient, int step) const {
+    add_gradient(gradient, stream_first(step), C::kBlockBytes);
+  }
+  __device__ __forceinline__ void add_second(Gradient& gradient, int step) const {
+    add_gradient(gradient, stream_second(step), 0);
   }
 
   // Operand A: P (block_bytes 0) or dS. Keys are its rows on side kKeysAlone, softmax rows on side kRows.

@@ -20,7 +20,7 @@ __device__ __forceinline__ void run_split_d_backward(const BackwardParams& param
   typename Block::Gradient first = {}, second = {};
   if (steps > 0) {
     block.load_resident();
-    block.load_stream(0);
+    block.template load_stream<true, true>(0);
   }
   ptx::cp_async_commit();
 #pragma unroll 1
@@ -33,19 +33,34 @@ __device__ __forceinline__ void run_split_d_backward(const BackwardParams& param
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if (C::kStages == 2 && step + 1 < steps && half == block.warp / (catalog::kSplitDWarps / 2)) {
-        block.load_stream(step + 1);
+        block.template load_stream<true, !C::kSecondLate>(step + 1);
         ptx::cp_async_commit();
       }
       if (half == 0) block.multiply_scores(partial, step);
     }
     C::Sum::put(block.exchange(), partial, block.source(), block.lane);
-    __syncthreads();  // partial sums of all warps are there
+    __syncthreads();  // partial sums of all warps are there, v is read
+    if (C::kSecondLate && !C::kKeysResident && step + 1 < steps) {
+      block.template load_stream<false, true>(step + 1);
+      ptx::cp_async_commit();
+    }
     block.differentiate(partial, step);
     __syncthreads();  // P and dS are there
-    block.add_gradients(first, second, step);
+    if constexpr (C::kSecondLate && C::kKeysResident) {
+      block.add_second(second, step);
+      if (step + 1 < steps) {
+        __syncthreads();  // dO is read
+        block.template load_stream<false, true>(step + 1);
+        ptx::cp_async_commit();
+      }
+      block.add_first(first, step);
+      continue;
+    }
+    block.add_first(first, step);
+    if constexpr (C::kKeysResident) block.add_second(second, step);
     if (C::kStages == 1 && step + 1 < steps) {
-      __syncthreads();  // the stream tile is read
-      block.load_stream(step + 1);
+      __syncthreads();  // the stream tiles are read
+      block.template load_stream<true, true>(step + 1);
       ptx::cp_async_commit();
     }
   }
