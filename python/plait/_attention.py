@@ -308,8 +308,9 @@ def explain(
 
 
 def _outputs(tensors: list[Tensor | None], options: tuple) -> tuple[Tensor, Tensor]:
-    """out and lse of a call as meta tensors."""
+    """out and lse of a call as meta tensors. The op plans for where its tensors are, so the backend is left to it."""
     like = [
         None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors
     ]
-    return torch.ops.plait.attention_forward(*like, *options)
+    *head, _, _, _, out_dtype, layout = options
+    return torch.ops.plait.attention_forward(*like, *head, 0, "auto", "auto", out_dtype, layout)

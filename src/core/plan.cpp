@@ -174,7 +174,10 @@ std::string way_out(const Requirement& need, const DeviceInfo& device, bool in_b
     return on_gpu ? "use float32, or move the tensors to the CPU for backend reference"
                   : "use float32, or backend reference for float64";
   }
-  if (need.backend == Backend::kReference && on_gpu) return "move the tensors to the CPU, or use backend cuda_naive";
+  if (need.backend == Backend::kReference && on_gpu) {
+    return fmt::format("move the tensors to the CPU, or use backend cuda_naive{}",
+                       need.strategy != Strategy::kAuto ? "; and use strategy auto without split_size" : "");
+  }
   const bool gpu_backend =
       need.backend != Backend::kAuto && need.backend != Backend::kCpu && need.backend != Backend::kReference;
   if (in_build && gpu_backend && !on_gpu) return "move the tensors to a GPU, or use backend auto";

@@ -63,8 +63,10 @@ def test_foreign_files_are_refused_and_the_readme_stays(foreign, folder, tmp_pat
     readme = tmp_path / "README.md"
     readme.write_text(before := f"a\n{tables.BEGIN}\n{tables.END}\nb\n")
     (folder / "prefill.json").write_text(foreign)
-    assert main(["tables", "--results", str(folder), "--readme", str(readme)]) == 2
-    assert "result" in capsys.readouterr().err and readme.read_text() == before
+    for command in (["tables", "--readme", str(readme), "--results", str(folder)],
+                    ["plots", "--results", str(folder), "--out", str(tmp_path / "plots")]):  # fmt: skip
+        assert main(command) == 2
+        assert "result" in capsys.readouterr().err and readme.read_text() == before
 
 
 def test_tables_hold_every_bar(folder):

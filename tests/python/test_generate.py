@@ -210,3 +210,12 @@ def test_refusals():
     cache = pt.IhaCache(model, 40)
     with pytest.raises(ValueError, match="tokens_to_remove: got 3"):
         cache.crop(3)
+
+
+@pytest.mark.parametrize("kind", ["mixed", "raw"])
+def test_generate_under_autocast(kind):
+    model = iha_model()
+    with torch.autocast(tokens().device.type, dtype=torch.bfloat16):
+        got = generate(model, tokens(), pt.IhaCache(model, 64, kind))
+    assert got.shape == (3, 23)
+    assert torch.equal(got[:, :14], generate(model, tokens())[:, :14])

@@ -439,3 +439,15 @@ def test_steps_of_rows_without_keys_are_finite():
         assert out.isfinite().all()
     late = pt.plait_mask(2, 1, 8, 0, attention_mask=torch.arange(8).expand(2, 8) > 5)  # keys behind the query only
     assert pt.plait_attention(torch.nn.Module(), x[:, :, :1], x, x, late)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_under_autocast(cache):
+    sdpa, ours = pair()
+    ids = tokens(3, 11)
+    mask = padding("left", 3, 11, (0, 4, 9))
+    options = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
+    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+        for inputs in ({"attention_mask": mask}, {"attention_mask": torch.ones_like(ids)}):
+            want, got = (m.generate(ids, **inputs, **options) for m in (sdpa, ours))
+            assert got.shape == want.shape and torch.equal(got[:, :12], want[:, :12])

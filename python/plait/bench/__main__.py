@@ -44,6 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
     commands = {"llama": _llama, "sweep": _sweep, "cpu": _cpu, "tables": _tables, "plots": _plots}
     try:
         return commands.get(options.command, _kernels)(options)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if options.command not in ("tables", "plots"):
+            raise
+        # Rows of another version of a suite, or of something else.
+        print(
+            f"plait.bench {options.command}: error: a result file has another form than this benchmark's ({error!r}); "
+            "measure its suite again",
+            file=sys.stderr,
+        )
+        return EXIT_BAD_SETTINGS
     except BenchError as error:
         print(f"plait.bench {options.command}: error: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS

@@ -41,7 +41,7 @@ def load(path: Path) -> dict:
             raise TypeError("rows and env are not what this benchmark writes")
     except FileNotFoundError:
         return {"env": {}, "rows": []}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BenchError(f"{path}: is no result file of this benchmark; move it away ({error!r})") from error
     return content
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 import plait
+from plait._options import autocast
 from plait.integrations.iha_layers import IhaSelfAttention, decoder_layers
 from plait.integrations.interval_mask import IntervalMask, refuse_mask
 
@@ -92,25 +93,28 @@ class IhaCacheLayer(CacheLayerMixin):
                 f"max_cache_len: the cache holds {self.max_cache_len} tokens and would get {seen + length}; make a "
                 "larger IhaCache"
             )
+        query, key, value = autocast(query, key, value)
         if not self.is_initialized:
             self.lazy_initialization(key, value)
+        query, key, value = (x.to(self.keys.dtype) for x in (query, key, value))
         padding = _left_padding(mask, query.device)
         turn = mask.packed and length > 1
         if turn:  # bring the real tokens of each row to the front; padding lands behind them and is overwritten later
             shift = (padding - seen).clamp(0, length)
             query, key, value = (_turn(x, shift) for x in (query, key, value))
-        out = plait.iha_attention_with_kvcache(
-            query,
-            key,
-            value,
-            (self.keys, self.values),
-            *weights,
-            cache_kind=self.kind,
-            cache_seqlens=(seen - padding).clamp(min=0).to(torch.int32),
-            causal=True,
-            window=mask.window,
-            scale=scale,
-        )
+        with torch.autocast(query.device.type, enabled=False):  # all in the dtype of the cache
+            out = plait.iha_attention_with_kvcache(
+                query,
+                key,
+                value,
+                (self.keys, self.values),
+                *weights,
+                cache_kind=self.kind,
+                cache_seqlens=(seen - padding).clamp(min=0).to(torch.int32),
+                causal=True,
+                window=mask.window,
+                scale=scale,
+            )
         self.cumulative_length += length
         return (_turn(out, -shift) if turn else out).transpose(1, 2)
 

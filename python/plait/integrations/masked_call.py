@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 import plait
+from plait._options import autocast
 from plait.integrations.interval_mask import IntervalMask, from_dense, refuse_mask
 
 
@@ -82,6 +83,8 @@ def attend_step(
     """
     if mask.key_counts is None or query.shape[0] == 0 or torch.is_grad_enabled() and _trains(query, key, value):
         return None
+    if any(cast is not x for cast, x in zip(autocast(query, key, value), (query, key, value), strict=True)):
+        return None  # autocast would cast the cache
     table = None
     if mask.first_keys is not None:
         strides = {x.stride(0) // x.stride(2) for x in (key, value) if x.stride(2) and x.stride(0) % x.stride(2) == 0}
