@@ -36,7 +36,7 @@ Plan plan_attention_with_kvcache(const KvCacheArgs& args, const DeviceInfo& devi
 // Appends k_new and v_new to the caches in place (the only inputs ever written), all before any reading, then attends.
 // Lengths past the cache, rows and pages outside it and two appends to one slot are errors before anything is written
 // where the host reads them (CPU). A GPU drops such appends (of two to one slot either may stay), cuts lengths to the
-// cache and masks keys of a missing row or page. That no sequence appends where another reads is the caller's to see to.
+// cache and masks keys of a missing row or page. That none appends where another reads is the caller's to see to.
 void attention_with_kvcache(const KvCacheArgs& args, const AttentionOutputs& outputs, const Plan& plan, void* workspace,
                             const Executor& executor);
 

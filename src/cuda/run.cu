@@ -17,8 +17,8 @@
 #include "cuda/naive/naive.hpp"
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
-#include "cuda/runtime/tensor_map.hpp"
 #include "cuda/sm90/prefill/prefill.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 namespace plait::cuda {
 namespace {

@@ -58,7 +58,7 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
                 fmt::format("split_kv cannot serve this call. required: {} rows and {} keys of a head. supported by "
                             "cuda_mma: {}. missing: wider counters. way out: {}",
                             layout.rows, layout.keys, kDecodeLimits,
-                            !split                              ? "use strategy auto"
+                            !split                          ? "use strategy auto"
                             : layout.keys > kMostNarrowRows ? "leave out split_size, with strategy auto"
                                                             : "give a larger split_size, or leave it out"));
   }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/tensor_map.hpp"
 #include "cuda/sm90/prefill/kernel.cuh"
 #include "cuda/sm90/prefill/prefill.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 
 namespace plait::cuda::sm90 {
 

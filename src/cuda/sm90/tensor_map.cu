@@ -4,7 +4,7 @@
 #include <array>
 
 #include "cuda/runtime/check.hpp"
-#include "cuda/runtime/tensor_map.hpp"
+#include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
 namespace plait::cuda {
