@@ -110,7 +110,7 @@ bool has_maps(const AttentionProblem& p, const AttentionTensors& t) {
 void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
                       Stream stream) {
   if (!has_maps(problem, tensors)) {
-    if (problem.backend == Backend::kCudaSm90 && problem.seqlen_kv > 0) {
+    if (problem.backend == Backend::kCudaSm90 && problem.seqlen_q > 0 && problem.seqlen_kv > 0) {
       throw Error(ErrorCode::kUnsupported, "backend",
                   "cuda_sm90 cannot serve this call. required: q, k and v as they lie. supported by cuda_sm90: a dim "
                   "stride of 1, other strides above zero in multiples of 16 bytes, 16-byte aligned data. missing: such "

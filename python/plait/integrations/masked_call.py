@@ -83,7 +83,7 @@ def attend_step(
     """
     if mask.key_counts is None or query.shape[0] == 0 or torch.is_grad_enabled() and _trains(query, key, value):
         return None
-    if any(cast is not x for cast, x in zip(autocast(query, key, value), (query, key, value), strict=True)):
+    if any(cast.dtype != x.dtype for cast, x in zip(autocast(query, key, value), (query, key, value), strict=True)):
         return None  # autocast would cast the cache
     table = None
     if mask.first_keys is not None:
