@@ -244,8 +244,9 @@ bool sm90_takes(const GpuCase& c) {
   const AttentionProblem& p = c.problem.problem;
   const int64_t larger = std::max(p.head_dim, p.head_dim_v);
   return catalog::kSm90 && sm90().device().compute_capability == catalog::kHopper && !c.external && !c.misaligned &&
-         c.problem.strides != Strides::kRandom && !c.problem.expanded && p.mode == HeadMode::kPlain && p.seqlen_kv > 0 &&
-         larger <= catalog::kSm90HeadDims.back() && tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v);
+         c.problem.strides != Strides::kRandom && !c.problem.expanded && p.mode == HeadMode::kPlain &&
+         p.seqlen_kv > 0 && larger <= catalog::kSm90HeadDims.back() &&
+         tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v);
 }
 
 }  // namespace
