@@ -23,7 +23,7 @@ DeviceInfo DeviceInfo::named(std::string_view name) {
   int32_t index = 0;
   const char* const end = name.data() + name.size();
   const auto [stopped, problem] = std::from_chars(name.data() + kCudaIndex.size(), end, index);
-  if (problem != std::errc{} || stopped != end) {
+  if (problem != std::errc{} || stopped != end || index < 0) {
     throw Error(ErrorCode::kInvalidArgument, "device",
                 "got '" + std::string(name) + "', expected cuda or cuda:N with the number of a GPU");
   }

@@ -264,6 +264,7 @@ REFUSALS = {
     "explain --backend cuda_mma": "missing: cpu tensors, float32. way out: move the tensors to a GPU",
     "explain --device h200 --dtype float64": "missing: float64",
     "explain --device toaster": "device: got 'toaster'",
+    "check --device cuda:-1": "device: got 'cuda:-1'",
     "explain --batch -1": "--batch: got '-1'",
     "explain --batch 1e3": "--batch: got '1e3'",
     "explain --batch 010x": "--batch: got '010x'",
