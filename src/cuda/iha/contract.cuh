@@ -37,8 +37,8 @@ __device__ __forceinline__ void prepare_block(const Job& job, const ContractLayo
 // The warps of a block go through its stages each with its role, and all meet once per stage, at places of their own;
 // twice where wide rows turn first.
 struct RoleBarriers {
-  static __device__ __forceinline__ void all() { ptx::named_barrier(1, ContractLayout::kThreads); }
-  static __device__ __forceinline__ void gradient() { ptx::named_barrier(2, 32 * ContractLayout::kGradientWarps); }
+  static __device__ __forceinline__ void all() { ptx::named_barrier<1, ContractLayout::kThreads>(); }
+  static __device__ __forceinline__ void gradient() { ptx::named_barrier<2, 32 * ContractLayout::kGradientWarps>(); }
 };
 
 // Loads begin before stage 0; a role has nothing to work on then, and in the step behind the last stage.
