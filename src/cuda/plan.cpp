@@ -23,14 +23,21 @@
 namespace plait::cuda {
 namespace {
 
+using mma::is_split_d;
+using mma::larger_head_dim;
 using mma::leave_mma;
 
 void note_build(Plan& plan) {
   if (!built()) plan.reasons.emplace_back("this build has no CUDA kernels: the plan can be read, not run");
 }
 
-int64_t bucket_of(const AttentionProblem& problem) {
-  return catalog::head_dim_bucket(std::max(problem.head_dim, problem.head_dim_v));
+int64_t bucket_of(const AttentionProblem& problem) { return catalog::head_dim_bucket(larger_head_dim(problem)); }
+
+void note_bucket(const AttentionProblem& problem, int64_t bucket, int64_t smem_bytes, const DeviceInfo& device,
+                 Plan& plan) {
+  plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
+                                     problem.head_dim, problem.head_dim_v, bucket, smem_bytes / 1024,
+                                     device.smem_per_block_bytes / 1024));
 }
 
 void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
@@ -38,9 +45,7 @@ void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device,
   const catalog::PrefillTile& tile = catalog::prefill_tile(bucket, device.smem_per_block_bytes);
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
-  plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
-                                     problem.head_dim, problem.head_dim_v, bucket, tile.smem_bytes() / 1024,
-                                     device.smem_per_block_bytes / 1024));
+  note_bucket(problem, bucket, tile.smem_bytes(), device, plan);
 }
 
 // Few rows go to split_kv, which is cuda_mma's, unless the caller wants otherwise.
@@ -51,13 +56,10 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
     return;
   }
   plan.strategy = Strategy::kSplitQ;
-  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(dim);
+  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(problem));
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
-  plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
-                                     problem.head_dim, problem.head_dim_v, tile.head_dim, tile.smem_bytes() / 1024,
-                                     device.smem_per_block_bytes / 1024));
+  note_bucket(problem, tile.head_dim, tile.smem_bytes(), device, plan);
   if (problem.backend == Backend::kAuto) {
     plan.reasons.emplace_back("tensors that the copy engine cannot read (rows not 16-byte aligned) run on cuda_mma");
   }
@@ -71,10 +73,6 @@ void plan_mma_backward(const AttentionProblem& problem, const DeviceInfo& device
   plan.reasons.emplace_back(problem.deterministic
                                 ? "deterministic: dq has a kernel of its own, so nothing is added in random order"
                                 : "dq is added up in fp32 by all key tiles");
-}
-
-bool is_split_d(const AttentionProblem& problem) {
-  return std::max(problem.head_dim, problem.head_dim_v) >= catalog::kMmaSplitDMinHeadDim;
 }
 
 // Of a forward problem for split_d: whether ranges of keys go to blocks of their own.
@@ -106,7 +104,7 @@ void plan_key_ranges(const AttentionProblem& problem, const DeviceInfo& device, 
 
 // Sends a head dim of which no tile fits the device to cuda_naive, or refuses where cuda_mma or split_d was asked for.
 void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
-  const int64_t smem = device.smem_per_block_bytes, dim = std::max(problem.head_dim, problem.head_dim_v);
+  const int64_t smem = device.smem_per_block_bytes, dim = larger_head_dim(problem);
   const bool forward = problem.op != Op::kAttentionBackward;
   const catalog::SplitDTile* tile =
       forward ? catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem) : nullptr;
@@ -124,9 +122,7 @@ void plan_split_d(const AttentionProblem& problem, const DeviceInfo& device, Pla
     plan_key_ranges(problem, device, plan);
     plan.tile_m = tile->rows;
     plan.tile_n = tile->keys;
-    plan.reasons.push_back(fmt::format("head dims {} and {} run in bucket {}: {} KB of shared memory of {}",
-                                       problem.head_dim, problem.head_dim_v, tile->out_dim,
-                                       tile->smem_bytes(problem.head_dim) / 1024, smem / 1024));
+    note_bucket(problem, tile->out_dim, tile->smem_bytes(problem.head_dim), device, plan);
   } else {
     plan.tile_m = backward->keys.stream;
     plan.tile_n = backward->keys.resident;

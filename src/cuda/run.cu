@@ -23,6 +23,9 @@
 namespace plait::cuda {
 namespace {
 
+using mma::is_split_d;
+using mma::larger_head_dim;
+
 Stream stream_of(const Executor& executor) { return static_cast<Stream>(executor.stream); }
 
 [[noreturn]] void refuse_variant() {
@@ -52,12 +55,10 @@ void launch_variant(const AttentionProblem& problem, int64_t head_dim, const Lau
   refuse_variant();
 }
 
-int64_t larger_head_dim(const AttentionProblem& problem) { return std::max(problem.head_dim, problem.head_dim_v); }
-
 // `cache_rows`: of a dense cache, else 0.
 void run_mma_forward(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t smem, int64_t cache_rows,
                      Stream stream, const mma::KeyRanges& ranges = {}) {
-  if (larger_head_dim(problem) < catalog::kMmaSplitDMinHeadDim) {
+  if (!is_split_d(problem)) {
     launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
       mma::launch_prefill<T, kHeadDim>(problem, tensors, smem, cache_rows, stream);
     });
@@ -72,7 +73,7 @@ void run_mma_forward(const AttentionProblem& problem, const AttentionTensors& te
 
 void run_mma_backward(const AttentionProblem& problem, const AttentionTensors& tensors, void* workspace, int64_t smem,
                       Stream stream) {
-  if (larger_head_dim(problem) < catalog::kMmaSplitDMinHeadDim) {
+  if (!is_split_d(problem)) {
     launch_variant<catalog::kMmaHeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
       mma::launch_backward<T, kHeadDim>(problem, tensors, workspace, smem, stream);
     });
@@ -91,9 +92,8 @@ bool is_empty(const AttentionProblem& problem) {
 }
 
 // split_kv above the head dims of decode. `cache_rows`: of a dense cache, else 0.
-void run_ranges(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows,
-                void* workspace, Stream stream) {
-  const mma::KeyRangeLayout layout(problem, plan.device);
+void run_ranges(const Plan& plan, const mma::KeyRangeLayout& layout, const AttentionProblem& problem,
+                const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
   if (layout.rows == 0) return;
   run_mma_forward(layout.problem, mma::range_tensors(layout, problem, tensors, workspace),
                   plan.device.smem_per_block_bytes, cache_rows, stream, layout.ranges);
@@ -125,8 +125,6 @@ void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const A
   });
 }
 
-bool is_split_d(const AttentionProblem& problem) { return larger_head_dim(problem) >= catalog::kMmaSplitDMinHeadDim; }
-
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
 void run_decode(const Plan& plan, const mma::DecodeLayout& layout, const AttentionProblem& problem,
                 const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
@@ -155,7 +153,7 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
   } else if (plan.backend == Backend::kCudaSm90) {
     run_sm90_forward(plan, problem, tensors, stream);
   } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
-    run_ranges(plan, problem, tensors, 0, workspace, stream);
+    run_ranges(plan, mma::KeyRangeLayout(problem, plan.device), problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {
     const mma::DecodeLayout layout(problem, plan.device);
     mma::launch_prepare(mma::Arrivals(layout, workspace), stream);
@@ -214,10 +212,10 @@ void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheT
     const AttentionTensors turned = mma::launch_prepare({}, problem, tensors, workspace, stream);
     run_mma_forward(problem.attention, turned, plan.device.smem_per_block_bytes, problem.cache_rows, stream);
   } else if (is_split_d(problem.attention)) {
-    void* queries =
-        static_cast<char*>(workspace) + mma::KeyRangeLayout(problem.attention, plan.device).workspace_bytes();
+    const mma::KeyRangeLayout layout(problem.attention, plan.device);
+    void* queries = static_cast<char*>(workspace) + layout.workspace_bytes();
     const AttentionTensors turned = mma::launch_prepare({}, problem, tensors, queries, stream);
-    run_ranges(plan, problem.attention, turned, problem.cache_rows, workspace, stream);
+    run_ranges(plan, layout, problem.attention, turned, problem.cache_rows, workspace, stream);
   } else {
     const mma::DecodeLayout layout(problem.attention, plan.device);
     void* queries = static_cast<char*>(workspace) + layout.workspace_bytes();

@@ -87,10 +87,11 @@ def attend_step(
         return None  # autocast would cast the cache
     table = None
     if mask.first_keys is not None:
-        strides = {x.stride(0) // x.stride(2) for x in (key, value) if x.stride(2) and x.stride(0) % x.stride(2) == 0}
-        if len(strides) != 1 or key.stride(0) * value.stride(2) != value.stride(0) * key.stride(2):
+        if key.stride(2) == 0 or value.stride(2) == 0:
             return None
-        row_stride = strides.pop()
+        row_stride, rest = divmod(key.stride(0), key.stride(2))
+        if rest != 0 or divmod(value.stride(0), value.stride(2)) != (row_stride, 0):
+            return None
         table = mask.block_table(row_stride)
         key, value = (_pages_of_one(x, row_stride) for x in (key, value))
     out = plait.attention_with_kvcache(

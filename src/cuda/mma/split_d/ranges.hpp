@@ -9,9 +9,13 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "core/problem.hpp"
+#include "cuda/mma/decode/workspace.hpp"
 #include "plait/device.hpp"
 
 namespace plait::cuda::mma {
+
+constexpr int64_t larger_head_dim(const AttentionProblem& p) { return std::max(p.head_dim, p.head_dim_v); }
+constexpr bool is_split_d(const AttentionProblem& p) { return larger_head_dim(p) >= catalog::kMmaSplitDMinHeadDim; }
 
 // A range has at least so many tiles of keys: fewer are not worth a block of their own.
 inline constexpr int64_t kFewestRangeTiles = 4;
@@ -44,10 +48,10 @@ struct KeyRangeLayout {
       ranges = ranges_of(keys, std::min(p.split_size, std::max<int64_t>(1, keys)));
     } else if (tile != nullptr) {
       const int64_t tile_rows = tile->rows, head_rows = problem.seqlen_q * p.rows_per_position();
-      const int64_t blocks = p.batch * problem.heads_q * ((head_rows + tile_rows - 1) / tile_rows);
+      const int64_t blocks = p.batch * problem.heads_q * ceil_div(head_rows, tile_rows);
       const int64_t wanted = std::max<int64_t>(1, device.multiprocessors / std::max<int64_t>(1, blocks));
-      const int64_t least = kFewestRangeTiles * tile->keys, even = (keys + wanted - 1) / wanted;
-      ranges = ranges_of(keys, std::max(least, (even + tile->keys - 1) / tile->keys * tile->keys));
+      const int64_t tiles = std::max(kFewestRangeTiles, ceil_div(ceil_div(keys, wanted), tile->keys));
+      ranges = ranges_of(keys, tiles * tile->keys);
     }
     out_bytes = aligned(ranges.count * rows * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
     lse_bytes = aligned(ranges.count * rows * static_cast<int64_t>(sizeof(float)));
@@ -58,11 +62,8 @@ struct KeyRangeLayout {
 
  private:
   static constexpr int64_t kMost = int64_t{1} << 31;
-  static constexpr int64_t aligned(int64_t bytes) {
-    return (bytes + catalog::kWorkspaceAlignBytes - 1) / catalog::kWorkspaceAlignBytes * catalog::kWorkspaceAlignBytes;
-  }
   static KeyRanges ranges_of(int64_t keys, int64_t of_range) {
-    const int64_t count = std::max<int64_t>(1, (keys + of_range - 1) / of_range);
+    const int64_t count = std::max<int64_t>(1, ceil_div(keys, of_range));
     if (count >= kMost || of_range >= kMost) return {0, 0};
     return {static_cast<int>(count), static_cast<int>(of_range)};
   }
