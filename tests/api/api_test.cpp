@@ -102,7 +102,8 @@ TEST(Api, NullWorkspaceAndForeignDevicesAreRefused) {
 // bfloat16 tensors of a GPU that need not exist: planning reads no element.
 AttentionBackwardArgs on_gpu(int64_t head_dim, int64_t head_dim_v) {
   const auto view = [](std::initializer_list<int64_t> shape, DType dtype) {
-    TensorView tensor = TensorView::contiguous(reinterpret_cast<void*>(uintptr_t{256}), dtype, shape);
+    alignas(256) static char address;
+    TensorView tensor = TensorView::contiguous(&address, dtype, shape);
     tensor.device = {DeviceKind::kCuda, 0};
     return tensor;
   };
