@@ -97,7 +97,7 @@ struct PrefillConsumer {
         ptx::wgmma_wait<1>();
         ptx::hold(out[0]);
         store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
-        release(work_empty);
+        ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
         ptx::wgmma_wait<0>();
         ptx::hold(scores[0]);
         if (!more) return;

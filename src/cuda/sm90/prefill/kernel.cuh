@@ -9,9 +9,9 @@
 namespace plait::cuda::sm90 {
 
 template <int kSlots>
-__device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers) {
+__device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int writers = 1) {
   for (int slot = 0; slot < kSlots; ++slot) {
-    ptx::mbarrier_init(ptx::shared_address(&ring.full[slot]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&ring.full[slot]), writers);
     ptx::mbarrier_init(ptx::shared_address(&ring.empty[slot]), readers);
   }
 }
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
   const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
-    start_ring(storage.works, kTile.warps() + 1);
+    start_ring(storage.works, kTile.warps() * 32 + 1, 32);
     start_ring(storage.queries, kTile.warps());
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());

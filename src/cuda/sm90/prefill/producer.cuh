@@ -65,10 +65,9 @@ struct PrefillProducer {
     ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
   }
 
-  // What the warp wrote becomes visible to who waits for the slot.
+  // What each lane wrote becomes visible to who waits for the slot.
   __device__ __forceinline__ void publish(const WorkRing& at) const {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
+    ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
   }
 
   // Writes down the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All of it
