@@ -19,6 +19,7 @@
 #include "cuda/mma/split_d/ranges.hpp"
 #include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
+#include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda {
 namespace {
@@ -59,6 +60,7 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(problem));
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
+  plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
   note_bucket(problem, tile.head_dim, tile.smem_bytes(), device, plan);
   if (problem.backend == Backend::kAuto) {
     plan.reasons.emplace_back("tensors that the copy engine cannot read (rows not 16-byte aligned) run on cuda_mma");

@@ -108,7 +108,7 @@ bool has_maps(const AttentionProblem& p, const AttentionTensors& t) {
 
 // What the copy engine cannot read runs on cuda_mma's kernel; or is refused where the caller asked for cuda_sm90.
 void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
-                      Stream stream) {
+                      void* workspace, Stream stream) {
   if (!has_maps(problem, tensors)) {
     if (problem.backend == Backend::kCudaSm90 && problem.seqlen_q > 0 && problem.seqlen_kv > 0) {
       throw Error(ErrorCode::kUnsupported, "backend",
@@ -120,7 +120,7 @@ void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const A
   }
   launch_variant<catalog::kSm90HeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
     if constexpr (catalog::kSm90) {
-      sm90::launch_prefill<T, kHeadDim>(problem, tensors, plan.device.multiprocessors, stream);
+      sm90::launch_prefill<T, kHeadDim>(problem, tensors, plan.device.multiprocessors, workspace, stream);
     }
   });
 }
@@ -151,7 +151,7 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
   } else if (plan.backend == Backend::kCudaSm90) {
-    run_sm90_forward(plan, problem, tensors, stream);
+    run_sm90_forward(plan, problem, tensors, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
     run_ranges(plan, mma::KeyRangeLayout(problem, plan.device), problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {

@@ -7,15 +7,15 @@
 
 namespace plait::cuda::mma {
 
-// Dense problems: (batch, key head) pairs are units; the units of a section run together, longest tiles first, so that
-// their keys and values stay in the L2 cache. Packed problems have no sections.
+// Units are (batch, key head) pairs, or the key heads of a packed problem; the units of a section run together, longest
+// tiles first, so that their keys and values stay in the L2 cache. Packed: sequence after sequence.
 struct PrefillOrder {
   int group;  // query heads of a key head
-  int units_per_section;
-  int tiles;           // dense: row tiles of a sequence; packed: tiles_bound()
-  int last_section;    // may have fewer units
+  int units_per_section, units_in_last;
+  int tiles;  // dense: row tiles of a sequence; packed: tiles_bound()
+  int last_section;
   int64_t cache_rows;  // of a dense KV cache; 0 without one
-  Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_q, by_heads_kv;
+  Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_kv;
 };
 
 // Keys and values that blocks running at the same time should share: half of an H200's or an A100's L2 cache.
@@ -24,28 +24,34 @@ inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // tile takes twice the average.
 inline constexpr int64_t kSectionBlocks = 1056;
 
-// section_bytes, section_blocks: at least one of them in a section.
+// section_bytes, section_blocks: at least one of them in a section. Where section_bytes is not 0, packed problems have
+// one section, the only way measured there.
 inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0,
                                   int64_t section_bytes = kSectionBytes, int64_t section_blocks = kSectionBlocks) {
   const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
-  const int64_t units = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
+  const int64_t units = (p.packed ? 1 : p.batch) * p.heads_kv, group = p.heads_q / p.heads_kv;
   const int64_t unit_bytes =
       p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
-  const int64_t wanted = std::max({int64_t{1}, section_bytes / std::max(unit_bytes, int64_t{1}),
-                                   section_blocks / std::max(tiles * group, int64_t{1})});
+  // The host does not know the lengths of packed sequences, but their mean.
+  const int64_t sequence_tiles = p.packed ? tiles / std::max(p.batch, int64_t{1}) : tiles;
+  const int64_t wanted = p.packed && section_bytes > 0
+                             ? std::max(int64_t{1}, units)
+                             : std::max({int64_t{1}, section_bytes / std::max(unit_bytes, int64_t{1}),
+                                         section_blocks / std::max(sequence_tiles * group, int64_t{1})});
   const int64_t sections = std::max(int64_t{1}, units / wanted);
   const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
   const int64_t last_section = units == 0 ? 0 : (units - 1) / per_section;
+  const int64_t in_last = units - last_section * per_section;
   return {static_cast<int>(group),
           static_cast<int>(per_section),
+          static_cast<int>(in_last),
           static_cast<int>(tiles),
           static_cast<int>(last_section),
           cache_rows,
           Divisor::of(per_section * group * tiles),
           Divisor::of(per_section * group),
-          Divisor::of((units - last_section * per_section) * group),
+          Divisor::of(in_last * group),
           Divisor::of(group),
-          Divisor::of(p.heads_q),
           Divisor::of(p.heads_kv)};
 }
 
@@ -62,31 +68,28 @@ struct PrefillWork {
 // Which sequence, heads and tile the block-th piece of work is; the keys are found later. Called by whole warps.
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
                                         unsigned block, int tile_rows) {
-  const unsigned heads = static_cast<unsigned>(p.heads_q), group = order.group;
+  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
+  const unsigned group = order.group, section = order.by_section_blocks.divide(block);
+  const unsigned in_section = block - section * (per_section * group * order.tiles);
+  const bool last = static_cast<int>(section) == order.last_section;
+  const unsigned heads_at_once = (last ? order.units_in_last : per_section) * group;
+  const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
+  const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
+  const unsigned unit = section * per_section + in_group;
   PrefillWork work{};
+  work.tile = order.tiles - 1 - static_cast<int>(rank);
   if (p.packed) {
-    const unsigned rank = order.by_heads_q.divide(block);
-    const TileOfSequence found = find_tile(p, t, order.tiles - 1 - static_cast<int64_t>(rank), tile_rows, false);
+    const TileOfSequence found = find_tile(p, t, work.tile, tile_rows, false);
     work.tile = found.sequence < 0 ? -1 : static_cast<int>(found.tile);
     if (found.sequence < 0) return work;
     work.sequence = device_sequence(p, t, found.sequence);
-    work.head = static_cast<int>(block - rank * heads);
-    work.head_kv = static_cast<int>(order.by_group.divide(static_cast<unsigned>(work.head)));
-    return work;
+    work.head_kv = static_cast<int>(unit);
+  } else {
+    const unsigned batch = order.by_heads_kv.divide(unit);
+    work.sequence = device_sequence(p, t, batch, order.cache_rows);
+    work.head_kv = static_cast<int>(unit - batch * heads_kv);
   }
-  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
-  const unsigned section = order.by_section_blocks.divide(block);
-  const unsigned in_section = block - section * (per_section * group * order.tiles);
-  const bool last = static_cast<int>(section) == order.last_section;
-  const unsigned heads_at_once =
-      (last ? static_cast<unsigned>(p.batch) * heads_kv - section * per_section : per_section) * group;
-  const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
-  const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
-  const unsigned unit = section * per_section + in_group, batch = order.by_heads_kv.divide(unit);
-  work.sequence = device_sequence(p, t, batch, order.cache_rows);
-  work.head_kv = static_cast<int>(unit - batch * heads_kv);
   work.head = work.head_kv * static_cast<int>(group) + static_cast<int>(rest - in_group * group);
-  work.tile = order.tiles - 1 - static_cast<int>(rank);
   return work;
 }
 

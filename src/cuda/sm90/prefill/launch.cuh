@@ -12,14 +12,19 @@ namespace plait::cuda::sm90 {
 // Row tiles of one section, by blocks: few, so that their keys and values stay in the L2 cache (17 MB with 128 rows of
 // head dim 128); two rounds, so that every block takes a long and a short one.
 inline constexpr int64_t kSectionRounds = 2;
+// Of packed problems, by the mean length: blocks take row tiles as they come, one ahead, which three rounds even out.
+inline constexpr int64_t kPackedSectionRounds = 3;
 
 template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int multiprocessors, cudaStream_t stream) {
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int multiprocessors, void* workspace,
+                    cudaStream_t stream) {
   constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (works == 0) return;
   const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
+  if (p.packed) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   const PrefillParams params{row_tile_map(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, kTile.rows()),
                              row_tile_map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
                              row_tile_map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
@@ -27,8 +32,9 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int mu
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
                              ScoreScale::of(p),
-                             mma::prefill_order(p, kTile.rows(), 0, 0, kSectionRounds * multiprocessors),
-                             static_cast<unsigned>(works)};
+                             mma::prefill_order(p, kTile.rows(), 0, 0, rounds * multiprocessors),
+                             static_cast<unsigned>(works),
+                             p.packed ? static_cast<unsigned*>(workspace) : nullptr};
   launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
 }

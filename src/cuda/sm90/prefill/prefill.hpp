@@ -4,15 +4,15 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/problem.hpp"
+#include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda::sm90 {
 
 // O and LSE of a plain problem, dense or packed, without a cache, whose q, k and v have row tile maps. T: __half or
 // __nv_bfloat16, as problem.dtype says; kHeadDim: a bucket of catalog::kSm90PrefillTiles that holds head_dim and
-// head_dim_v. multiprocessors: of the device. No workspace, no synchronisation.
+// head_dim_v. multiprocessors: of the device. workspace: prefill_workspace_bytes(). No synchronisation.
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, int multiprocessors,
-                    cudaStream_t stream);
+                    void* workspace, cudaStream_t stream);
 
 }  // namespace plait::cuda::sm90

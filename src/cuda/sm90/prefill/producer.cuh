@@ -23,11 +23,10 @@ struct PrefillProducer {
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
     RingPosition<kTile.query_slots> query;
-    for (unsigned round = 0; round * gridDim.x < params.works; ++round) {
-      // Every other round backwards: over two rounds all blocks get the same of a list that runs from long to short.
-      const unsigned in_round = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-      const unsigned index = round * gridDim.x + in_round;
-      if (index >= params.works || !find(index, at)) continue;
+    for (unsigned round = 0;; ++round) {
+      const unsigned index = next(round);
+      if (index >= params.works) break;
+      if (!find(index, at)) continue;
       const PrefillWork& work = storage.work[at.slot];
       if (work.key_count == 0) {
         store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
@@ -63,6 +62,18 @@ struct PrefillProducer {
   template <int kSlots>
   static __device__ __forceinline__ void wait_empty(Ring<kSlots>& ring, const RingPosition<kSlots>& at) {
     ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
+  }
+
+  // The number of the block's next row tile.
+  __device__ __forceinline__ unsigned next(unsigned round) const {
+    if (params.issued != nullptr) {
+      unsigned index = 0;
+      if (lane == 0) index = atomicAdd(params.issued, 1u);
+      return __shfl_sync(kAllLanes, index, 0);
+    }
+    // Every other round backwards: over two rounds all blocks get the same of a list that runs from long to short.
+    const unsigned in_round = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    return round * gridDim.x + in_round;
   }
 
   // What each lane wrote becomes visible to who waits for the slot.

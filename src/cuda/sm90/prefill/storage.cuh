@@ -23,7 +23,8 @@ struct PrefillParams {
   RowLayout out;
   ScoreScale score;
   PrefillOrder order;
-  unsigned works;  // row tiles of all heads
+  unsigned works;    // row tiles of all heads
+  unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
 };
 
 // Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each consumer warp.
