@@ -18,7 +18,7 @@ struct Sm90PrefillTile {
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkSlots = 2;
+  static constexpr int kWorkSlots = 2, kWorkBytes = 128;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }
@@ -26,7 +26,7 @@ struct Sm90PrefillTile {
   constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
   // Tiles of 16-bit elements; [lo, hi) of each row, what is known of a row tile, barriers; in whole swizzle patterns.
   constexpr int64_t smem_bytes() const {
-    constexpr int64_t kWorkBytes = 128, kBarrierBytes = 256, kAlignBytes = 1024;
+    constexpr int64_t kBarrierBytes = 256, kAlignBytes = 1024;
     const int64_t bytes = int64_t{2} * head_dim * (query_slots * rows() + 2 * stages * tile_keys) +
                           kWorkSlots * (8 * rows() + kWorkBytes) + kBarrierBytes;
     return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;

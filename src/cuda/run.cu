@@ -7,6 +7,7 @@
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
+#include "catalog/sm90_tiles.hpp"
 #include "cuda/aux/aux.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/iha.hpp"
@@ -18,7 +19,7 @@
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
 #include "cuda/sm90/prefill/prefill.hpp"
-#include "cuda/sm90/tensor_map.hpp"
+#include "cuda/tile/row_tile.hpp"
 
 namespace plait::cuda {
 namespace {
@@ -101,9 +102,13 @@ void run_ranges(const Plan& plan, const mma::KeyRangeLayout& layout, const Atten
 }
 
 bool has_maps(const AttentionProblem& p, const AttentionTensors& t) {
-  const int64_t batch = p.packed ? 1 : p.batch;
-  return has_row_tile_map(t.q, p.seqlen_q, p.heads_q, batch) && has_row_tile_map(t.k, p.seqlen_kv, p.heads_kv, batch) &&
-         has_row_tile_map(t.v, p.seqlen_kv, p.heads_kv, batch);
+  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(p));
+  const auto has = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int tile_rows) {
+    return tile::row_tile_layout(p, x, dim, rows, heads, p.packed ? 1 : p.batch, tile_rows).has_value();
+  };
+  return has(t.q, p.head_dim, p.seqlen_q, p.heads_q, tile.rows()) &&
+         has(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, tile.tile_keys) &&
+         has(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, tile.tile_keys);
 }
 
 // What the copy engine cannot read runs on cuda_mma's kernel; or is refused where the caller asked for cuda_sm90.

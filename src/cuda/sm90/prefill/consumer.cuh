@@ -81,6 +81,7 @@ struct PrefillConsumer {
         wait_values(values);
         multiply_values(out, weights, values);
         const PrefillWork& work = storage.work[at.work.slot];
+        const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
         release(storage.queries.empty[at.query.slot]);
         at.work.advance();
@@ -94,15 +95,21 @@ struct PrefillConsumer {
           wait_keys(at.key);
         }
         multiply_keys(scores, at);  // without more, of whatever lies there
-        ptx::wgmma_wait<1>();
-        ptx::hold(out[0]);
-        store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
-        ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
-        ptx::wgmma_wait<0>();
-        ptx::hold(scores[0]);
-        if (!more) return;
-        clear(out);
-        rows = Rows();
+        if (last) {
+          ptx::wgmma_wait<1>();
+          ptx::hold(out[0]);
+          store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
+          ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
+          ptx::wgmma_wait<0>();
+          ptx::hold(scores[0]);
+          if (!more) return;
+          clear(out);
+          rows = Rows();
+        } else {  // the next pass: O is not touched, and scores are where they are in the branch above
+          ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
+          ptx::wgmma_wait<0>();
+          ptx::hold(scores[0]);
+        }
       }
       release(storage.keys.empty[at.key.slot]);
       const bool raised = weigh(scores, rows, factor, at, keys);
@@ -164,8 +171,8 @@ struct PrefillConsumer {
   static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
   // Of the warp's rows.
-  __device__ __forceinline__ int64_t first_row(const PrefillWork& work) const {
-    return int64_t{work.tile} * kTile.rows() + warp() * kWarpRows;
+  __device__ __forceinline__ int first_row(const PrefillWork& work) const {
+    return work.tile * kTile.rows() + warp() * kWarpRows;
   }
 
   // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.

@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
     ptx::fence_mbarrier_init();
-    ptx::prefetch_tensor_map(params.q);
-    ptx::prefetch_tensor_map(params.k);
-    ptx::prefetch_tensor_map(params.v);
+    ptx::prefetch_tensor_map(params.q.map);
+    ptx::prefetch_tensor_map(params.k.map);
+    ptx::prefetch_tensor_map(params.v.map);
   }
   __syncthreads();
   if (warpgroup == kTile.warpgroups) {

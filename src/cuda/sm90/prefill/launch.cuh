@@ -25,9 +25,12 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int mu
   const int64_t batch = p.packed ? 1 : p.batch;
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
   if (p.packed) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
-  const PrefillParams params{row_tile_map(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, kTile.rows()),
-                             row_tile_map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
-                             row_tile_map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch, kTile.tile_keys),
+  const auto map = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int tile_rows) {
+    return row_tile_map(x, tile::row_tile_layout(p, x, dim, rows, heads, batch, tile_rows).value());
+  };
+  const PrefillParams params{map(t.q, p.head_dim, p.seqlen_q, p.heads_q, kTile.rows()),
+                             map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, kTile.tile_keys),
+                             map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, kTile.tile_keys),
                              p,
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),

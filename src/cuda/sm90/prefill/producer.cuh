@@ -23,22 +23,24 @@ struct PrefillProducer {
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
     RingPosition<kTile.query_slots> query;
+    const int passes = static_cast<int>(params.problem.joint_passes());
     for (unsigned round = 0;; ++round) {
       const unsigned index = next(round);
       if (index >= params.works) break;
-      if (!find(index, at)) continue;
-      const PrefillWork& work = storage.work[at.slot];
-      if (work.key_count == 0) {
-        store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
+      for (int pass = 0; pass < passes && find(index, pass, at); ++pass) {
+        const PrefillWork& work = storage.work[at.slot];
+        if (work.key_count == 0) {
+          store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
+          __syncwarp();
+          break;
+        }
+        publish(at);
+        wait_empty(storage.queries, query);
+        if (lane == 0) copy_queries(work, query.slot);
         __syncwarp();
-        continue;
+        query.advance();
+        at.advance();
       }
-      publish(at);
-      wait_empty(storage.queries, query);
-      if (lane == 0) copy_queries(work, query.slot);
-      __syncwarp();
-      query.advance();
-      at.advance();
     }
     wait_empty(storage.works, at);
     if (lane == 0) storage.work[at.slot].tile = -1;
@@ -81,27 +83,35 @@ struct PrefillProducer {
     ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
   }
 
-  // Writes down the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All of it
-  // goes through shared memory: the warp has few registers.
-  __device__ __forceinline__ bool find(unsigned index, const WorkRing& at) const {
+  // Writes down a pass of the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All
+  // of it goes through shared memory: the warp has few registers.
+  __device__ __forceinline__ bool find(unsigned index, int pass, const WorkRing& at) const {
     const PrefillOrder& order = params.order;
+    const int per = static_cast<int>(params.problem.rows_per_position());
     PrefillWork& work = storage.work[at.slot];
     wait_empty(storage.works, at);
     {
-      PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
+      mma::PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
       if (found.tile < 0) return false;
       // Sections run from long to short and from short to long in turn, so that lengths never jump; the last one ends
       // with the short ones.
       if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
-      if (lane == 0) work = found;
+      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes()};
     }
     __syncwarp();
     const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
     const int row_begin = work.tile * kTile.rows();
     const int row_end = min(mask.row_count(), row_begin + kTile.rows());
-    if (lane == 0) mma::find_keys(work, mask, row_begin, row_end);
+    if (lane == 0) {
+      mma::find_keys(work, mask, row_begin, row_end);
+      if (per > 1) {  // whole tokens, as the copy engine may need; bounds say what is seen
+        const int begin = static_cast<int>(work.key_begin), before = begin % per, count = work.key_count + before;
+        work.key_begin = begin - before;
+        if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
+      }
+    }
     __syncwarp();
     for (int row = lane; row < kTile.rows(); row += 32) {
       storage.bounds[at.slot][row] = mma::row_bounds(mask, work, row_begin + row, row_end);
@@ -111,40 +121,42 @@ struct PrefillProducer {
 
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
     const int begin = work.tile * kTile.rows();
-    const int rows = min(static_cast<int>(work.sequence.q_len) - begin, kTile.rows());
-    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], kTile.rows(), rows,
-                                      static_cast<int>(work.sequence.q_begin) + begin + rows, work.head,
-                                      static_cast<int>(work.sequence.batch));
+    const int per = static_cast<int>(params.problem.rows_per_position());
+    const int rows = min(static_cast<int>(work.sequence.q_len) * per - begin, kTile.rows());
+    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
+                                      static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
+                                      static_cast<int>(work.sequence.batch), work.pass);
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
   __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
-    const int begin = static_cast<int>(work.sequence.kv_begin + work.key_begin);
-    const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch);
+    const int per = static_cast<int>(params.problem.rows_per_position());
+    const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
+    const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
     int left = work.key_count;
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
       wait_empty(storage.keys, at);
-      copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], kKeys, rows, end, head,
-                                      batch);
+      copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch,
+                                    pass);
       wait_empty(storage.values, at);
-      copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], kKeys, rows, end,
-                                      head, batch);
+      copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head,
+                                    batch, pass);
       at.advance();
     }
   }
 
-  // `rows` rows that end before row `end`; see row_tile_map().
+  // `rows` rows that end before row `end`; see tile::RowTileIndex.
   template <class Tile>
-  __device__ __forceinline__ void copy(const CUtensorMap& map, char* to, uint64_t& full, int tile_rows, int rows,
-                                       int end, int head, int batch) const {
+  __device__ __forceinline__ void copy(const RowTileMap& map, char* to, uint64_t& full, int rows, int end, int head,
+                                       int batch, int pass) const {
     const uint32_t barrier = ptx::shared_address(&full);
     ptx::mbarrier_arrive_expect(barrier, Tile::kBytes);
 #pragma unroll
     for (int block = 0; block < Tile::kBlocks; ++block) {
-      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map, barrier,
-                       {block * tile::kBlockColumns, tile_rows - rows, head, end, batch});
+      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier,
+                       map.index.coordinates(block * tile::kBlockColumns, rows, end, head, batch, pass).at);
     }
   }
 };

@@ -2,22 +2,28 @@
 // Called by producer.cuh and consumer.cuh.
 #pragma once
 
-#include <cuda.h>
-
 #include "catalog/sm90_tiles.hpp"
 #include "cuda/common/apply_mask.cuh"
 #include "cuda/common/loader.cuh"
 #include "cuda/mma/prefill/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
 namespace plait::cuda::sm90 {
 
-using mma::PrefillOrder, mma::PrefillWork;
+using mma::PrefillOrder;
+
+// What goes through the ring of works: one pass over the keys of a row tile. Joint problems have several, of one
+// softmax; all others have one.
+struct PrefillWork : mma::PrefillWork {
+  int pass;
+  bool last;  // pass
+};
 
 struct PrefillParams {
-  CUtensorMap q, k, v;
+  RowTileMap q, k, v;
   AttentionProblem problem;
   AttentionTensors tensors;
   RowLayout out;
@@ -59,6 +65,7 @@ struct PrefillStorage {
   char v[kTile.stages][KeyTile::kBytes];
   int2 bounds[kTile.kWorkSlots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
   PrefillWork work[kTile.kWorkSlots];           // tile < 0: there is no more
+  static_assert(sizeof(PrefillWork) <= catalog::Sm90PrefillTile::kWorkBytes);
   Ring<kTile.kWorkSlots> works;                 // bounds and work
   Ring<kTile.query_slots> queries;
   Ring<kTile.stages> keys, values;
