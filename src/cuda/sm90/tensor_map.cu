@@ -40,8 +40,8 @@ RowTileMap row_tile_map(const CanonicalTensor& t, const tile::RowTileLayout& lay
   const CUtensorMapDataType type =
       t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   RowTileMap result{{}, layout.index};
-  const CUresult status = encode(&result.map, type, tile::kMapRank, base, extents.data(), strides.data(), box.data(), every.data(),
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  const CUresult status = encode(&result.map, type, tile::kMapRank, base, extents.data(), strides.data(), box.data(),
+                                 every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw Error(ErrorCode::kDevice, "device",

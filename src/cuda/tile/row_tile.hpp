@@ -63,6 +63,7 @@ inline std::optional<RowTileLayout> row_tile_layout(const AttentionProblem& p, c
   const auto maps = [](int64_t x) { return x > 0 && x < kMostStep && x % kAlign == 0; };
   if (t.data == nullptr || reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || t.dim_stride != 1) return {};
   if (!maps(row_step) || !maps(head_step) || !maps(pseudo_step) || !maps(batch_step)) return {};
+  batch = std::max(batch, int64_t{1});
   const bool folds = batch > 1 && (passes > 1 || !together);
   if (folds && batch_step % row_step != 0) return {};
   const int64_t batch_rows = folds ? batch_step / row_step : 0, all = (batch - 1) * batch_rows + count + 1;
