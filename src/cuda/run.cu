@@ -125,7 +125,7 @@ void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const A
   }
   launch_variant<catalog::kSm90HeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
     if constexpr (catalog::kSm90) {
-      sm90::launch_prefill<T, kHeadDim>(problem, tensors, plan.device.multiprocessors, workspace, stream);
+      sm90::launch_prefill<T, kHeadDim>(problem, tensors, 0, plan.device.multiprocessors, workspace, stream);
     }
   });
 }

@@ -87,8 +87,7 @@ __device__ __forceinline__ float sink_of(const PrefillParams& params, const Pref
 
 // Element offset of row 0 of a sequence in O.
 __device__ __forceinline__ int64_t out_offset(const CanonicalTensor& out, const PrefillWork& work) {
-  return work.sequence.batch * out.batch_stride + work.head * out.head_stride +
-         work.sequence.q_begin * out.seq_stride;
+  return work.sequence.batch * out.batch_stride + work.head * out.head_stride + work.sequence.q_begin * out.seq_stride;
 }
 
 // Softmax rows of a sequence.

@@ -16,28 +16,29 @@ inline constexpr int64_t kSectionRounds = 2;
 inline constexpr int64_t kPackedSectionRounds = 3;
 
 template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int multiprocessors, void* workspace,
-                    cudaStream_t stream) {
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int multiprocessors,
+                    void* workspace, cudaStream_t stream) {
   constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (works == 0) return;
-  const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
-  if (p.packed) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
-  const auto map = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int tile_rows) {
-    return row_tile_map(x, tile::row_tile_layout(p, x, dim, rows, heads, batch, tile_rows).value());
+  if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
+  const auto map = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int64_t batches,
+                       int tile_rows) {
+    return row_tile_map(x, tile::row_tile_layout(p, x, dim, rows, heads, batches, tile_rows).value());
   };
-  const PrefillParams params{map(t.q, p.head_dim, p.seqlen_q, p.heads_q, kTile.rows()),
-                             map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, kTile.tile_keys),
-                             map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, kTile.tile_keys),
+  const PrefillParams params{map(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, kTile.rows()),
+                             map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, kTile.tile_keys),
+                             map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, kTile.tile_keys),
                              p,
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
                              ScoreScale::of(p),
-                             mma::prefill_order(p, kTile.rows(), 0, 0, rounds * multiprocessors),
+                             mma::prefill_order(p, kTile.rows(), cache_rows, 0, rounds * multiprocessors),
                              static_cast<unsigned>(works),
-                             p.packed ? static_cast<unsigned*>(workspace) : nullptr};
+                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr};
   launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
 }

@@ -25,6 +25,7 @@ struct PrefillProducer {
     RingPosition<kTile.query_slots> query;
     const int passes = static_cast<int>(params.problem.joint_passes());
     for (unsigned round = 0;; ++round) {
+      wait_empty(storage.works, at);  // first: what is taken early another block cannot take
       const unsigned index = next(round);
       if (index >= params.works) break;
       for (int pass = 0; pass < passes && find(index, pass, at); ++pass) {
@@ -42,7 +43,6 @@ struct PrefillProducer {
         at.advance();
       }
     }
-    wait_empty(storage.works, at);
     if (lane == 0) storage.work[at.slot].tile = -1;
     publish(at);
   }
@@ -139,10 +139,10 @@ struct PrefillProducer {
       left -= rows;
       wait_empty(storage.keys, at);
       copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch,
-                                    pass);
+                                      pass);
       wait_empty(storage.values, at);
       copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head,
-                                    batch, pass);
+                                      batch, pass);
       at.advance();
     }
   }

@@ -66,7 +66,7 @@ struct PrefillStorage {
   int2 bounds[kTile.kWorkSlots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
   PrefillWork work[kTile.kWorkSlots];           // tile < 0: there is no more
   static_assert(sizeof(PrefillWork) <= catalog::Sm90PrefillTile::kWorkBytes);
-  Ring<kTile.kWorkSlots> works;                 // bounds and work
+  Ring<kTile.kWorkSlots> works;  // bounds and work
   Ring<kTile.query_slots> queries;
   Ring<kTile.stages> keys, values;
 };

@@ -7,9 +7,12 @@
 
 namespace plait::cuda::sm90 {
 
-// A counter: row tiles of packed problems, whose lengths the host does not know, go to the block that is free.
+// Row tiles of problems whose lengths the host does not know go to the block that is free.
+inline bool counts_row_tiles(const AttentionProblem& problem) { return problem.packed || problem.cached; }
+
+// The counter of row tiles.
 inline int64_t prefill_workspace_bytes(const AttentionProblem& problem) {
-  return problem.packed ? catalog::kWorkspaceAlignBytes : 0;
+  return counts_row_tiles(problem) ? catalog::kWorkspaceAlignBytes : 0;
 }
 
 }  // namespace plait::cuda::sm90
