@@ -76,7 +76,6 @@ constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
 constexpr Support sm90_attention() {
   Support support = mma_attention(Op::kAttentionForward, kHopper, kMmaDtypes, bit(Strategy::kSplitQ));
   support.backend = Backend::kCudaSm90;
-  support.features &= ~uint32_t{kPseudoHeads};
   support.max_head_dim = kSm90HeadDims.back();
   support.max_compute_capability = kHopper;
   return support;

@@ -63,7 +63,8 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
   note_bucket(problem, tile.head_dim, tile.smem_bytes(), device, plan);
   if (problem.backend == Backend::kAuto) {
-    plan.reasons.emplace_back("tensors that the copy engine cannot read (rows not 16-byte aligned) run on cuda_mma");
+    plan.reasons.emplace_back(
+        "tensors that the copy engine cannot read (rows not 16-byte aligned, tokens apart) run on cuda_mma");
   }
 }
 

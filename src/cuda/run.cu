@@ -116,10 +116,13 @@ void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const A
                       void* workspace, Stream stream) {
   if (!has_maps(problem, tensors)) {
     if (problem.backend == Backend::kCudaSm90 && problem.seqlen_q > 0 && problem.seqlen_kv > 0) {
-      throw Error(ErrorCode::kUnsupported, "backend",
-                  "cuda_sm90 cannot serve this call. required: q, k and v as they lie. supported by cuda_sm90: a dim "
-                  "stride of 1, other strides above zero in multiples of 16 bytes, 16-byte aligned data. missing: such "
-                  "rows. way out: use backend auto, or make the tensors contiguous");
+      throw Error(
+          ErrorCode::kUnsupported, "backend",
+          "cuda_sm90 cannot serve this call. required: q, k and v as they lie. supported by cuda_sm90: a dim "
+          "stride of 1, other strides above zero in multiples of 16 bytes, 16-byte aligned data; with "
+          "pseudo-heads batches that are whole rows apart, and interleaved in bshd or packed a P that divides "
+          "the rows of a tile (2, 4, 8, 16). missing: such rows. way out: use backend auto, or make the tensors "
+          "contiguous, interleaved ones in bhsd");
     }
     return run_mma_forward(problem, tensors, plan.device.smem_per_block_bytes, 0, stream);
   }

@@ -99,6 +99,12 @@ TEST(Plan, GpusGetTensorCoresWhereTheyCanBeUsed) {
     EXPECT_EQ(backend(DType::kBFloat16, 100, gpu), Backend::kCudaNaive) << gpu;
     EXPECT_EQ(backend(DType::kFloat32, 64, gpu), Backend::kCudaNaive) << gpu;
   }
+  AttentionProblem iha = on_gpu(DType::kBFloat16, 128);
+  for (const HeadMode mode : {HeadMode::kJoint, HeadMode::kInterleaved}) {
+    iha.mode = mode, iha.pseudo_heads = 4;
+    EXPECT_EQ(make_plan(iha, DeviceInfo::by_name("h200"), kFakes).backend,
+              catalog::kSm90 ? Backend::kCudaSm90 : Backend::kCudaMma);
+  }
   EXPECT_EQ(backend(DType::kFloat16, 128, "t4"), Backend::kCudaMma);
   EXPECT_EQ(backend(DType::kBFloat16, 128, "t4"), Backend::kCudaNaive);
   AttentionProblem p = on_gpu(DType::kBFloat16, 128);

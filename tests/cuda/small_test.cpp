@@ -54,10 +54,7 @@ TEST(CudaSmall, sm90_attention) {
   std::vector<GpuCase> cases =
       small_cases({{DType::kFloat16, 64}, {DType::kBFloat16, 128}, {DType::kFloat16, 72}, {DType::kBFloat16, 32}});
   std::erase_if(cases, [](const GpuCase& c) { return c.problem.problem.deterministic; });
-  for (GpuCase& c : cases) {
-    c.problem.problem.mode = HeadMode::kPlain, c.problem.problem.pseudo_heads = 1;
-    c.problem.strides = Strides::kBhsd, c.misaligned = false;
-  }
+  for (GpuCase& c : cases) c.problem.strides = Strides::kBhsd, c.misaligned = false;
   check_all(cases, &sm90());
 }
 

@@ -239,14 +239,15 @@ void check_splits(const CudaTarget& target, const GpuCase& c, Attention& a, cons
   check_forward("split_kv", target, options, c, a, expected);
 }
 
-// Hopper's forward, of what its copy engine reads.
+// Hopper's forward, of what its copy engine reads: interleaved rows one stride apart, or whole tokens in every tile.
 bool sm90_takes(const GpuCase& c) {
   const AttentionProblem& p = c.problem.problem;
-  const int64_t larger = std::max(p.head_dim, p.head_dim_v);
+  const int64_t larger = std::max(p.head_dim, p.head_dim_v), per = p.rows_per_position();
+  const bool apart = per > 1 && (c.problem.strides != Strides::kBhsd || !c.problem.q_lens.empty());
+  if (apart && 16 % per != 0) return false;
   return catalog::kSm90 && sm90().device().compute_capability == catalog::kHopper && !c.external && !c.misaligned &&
-         c.problem.strides != Strides::kRandom && !c.problem.expanded && p.mode == HeadMode::kPlain &&
-         p.seqlen_kv > 0 && larger <= catalog::kSm90HeadDims.back() &&
-         tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v);
+         c.problem.strides != Strides::kRandom && !c.problem.expanded && p.seqlen_kv > 0 &&
+         larger <= catalog::kSm90HeadDims.back() && tensor_cores_take(p.dtype, p.head_dim, p.head_dim_v);
 }
 
 }  // namespace
