@@ -73,8 +73,10 @@ constexpr Support mma_mix(Op op, int32_t capability, uint32_t dtypes) {
           kMmaMaxPseudoHeads};
 }
 
-constexpr Support sm90_attention() {
-  Support support = mma_attention(Op::kAttentionForward, kHopper, kMmaDtypes, bit(Strategy::kSplitQ));
+// Hopper's prefill, also beside a dense cache.
+constexpr Support sm90_forward(Op op) {
+  Support support = mma_attention(op, kHopper, kMmaDtypes, bit(Strategy::kSplitQ));
+  if (op == Op::kKvCacheForward) support.features = kCacheContract & ~kPaged;
   support.backend = Backend::kCudaSm90;
   support.max_head_dim = kSm90HeadDims.back();
   support.max_compute_capability = kHopper;
@@ -82,7 +84,8 @@ constexpr Support sm90_attention() {
 }
 
 constexpr std::array kSupports{
-    sm90_attention(),  // first: supports() leaves it out of a build without it
+    sm90_forward(Op::kAttentionForward),  // first: supports() leaves these two out of a build without cuda_sm90
+    sm90_forward(Op::kKvCacheForward),
     row(Backend::kCpu, Op::kAttentionForward, kFloats, kWholeContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     row(Backend::kCpu, Op::kAttentionBackward, kFloats, kWholeContract, 0),

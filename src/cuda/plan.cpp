@@ -161,7 +161,11 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
 }
 
 // Pages are read by decode alone.
-void plan_mma_cache(const AttentionProblem& attention, const DeviceInfo& device, Plan& plan) {
+void plan_tensor_core_cache(const AttentionProblem& attention, const DeviceInfo& device, Plan& plan) {
+  if (plan.backend == Backend::kCudaSm90) {
+    plan_sm90_forward(attention, device, plan);
+    if (plan.backend == Backend::kCudaSm90) return;
+  }
   if (is_split_d(attention)) return plan_split_d(attention, device, plan);
   if (attention.page_size == 0) mma::choose_split(attention, device, plan);
   if (plan.strategy == Strategy::kSplitQ) return plan_mma_forward(attention, device, plan);
@@ -219,10 +223,8 @@ void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Pla
 
 void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
   const AttentionProblem& attention = problem.attention;
-  if (plan.backend == Backend::kCudaMma && mma::cache_served(problem, device, plan)) {
-    plan_mma_cache(attention, device, plan);
-  }
-  if (plan.backend == Backend::kCudaMma) {
+  if (plan.backend != Backend::kCudaNaive && mma::cache_served(problem, device, plan)) {
+    plan_tensor_core_cache(attention, device, plan);
     plan.workspace_bytes += mma::aligned(query_copy_bytes(problem, attention.dtype));
   } else {
     if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;

@@ -17,8 +17,8 @@ struct Choice {
   void (*run)(uint64_t seed, const Target& target);
   const CudaTarget& (*target)();
 };
-// Of ten seeds in a row, every tenth and so on.
-constexpr std::array<Choice, 10> kChoices{{{"attention", fuzz_attention, mma},
+// Of twelve seeds in a row, every twelfth and so on. On Hopper, `automatic` takes cuda_sm90 where it serves.
+constexpr std::array<Choice, 12> kChoices{{{"attention", fuzz_attention, mma},
                                            {"attention", fuzz_attention, naive},
                                            {"mix", fuzz_mix, mma},
                                            {"kv_cache", fuzz_kv_cache, naive},
@@ -27,7 +27,9 @@ constexpr std::array<Choice, 10> kChoices{{{"attention", fuzz_attention, mma},
                                            {"attention", fuzz_attention, naive},
                                            {"mix", fuzz_mix, naive},
                                            {"kv_cache", fuzz_kv_cache, mma},
-                                           {"bad_contents", fuzz_bad_contents, naive}}};
+                                           {"bad_contents", fuzz_bad_contents, naive},
+                                           {"attention", fuzz_attention, automatic},
+                                           {"kv_cache", fuzz_kv_cache, automatic}}};
 
 TEST(CudaFuzz, RandomProblems) {
   const auto begin = std::chrono::steady_clock::now();

@@ -15,12 +15,15 @@ double weight_bar(DType dtype, DType weight, bool tensor_cores) {
   return 1.6 * (tensor_cores ? std::max(bars_of(dtype).out, bars_of(weight).out) : bars_of(weight).out);
 }
 
-// Also by what fits the shared memory that is planned for.
+// Also by what fits the shared memory that is planned for, forward and backward.
 template <class Problem>
-bool takes(const CudaTarget& target, const Problem& p) {
-  return target.backend() != Backend::kCudaMma ||
-         (tensor_cores_take(p.dtype, p.head_dim % 8 == 0 ? 8 : p.head_dim, 8) && p.heads <= 64 &&
-          p.pseudo_heads <= 16 && cuda::iha::supports(p, cuda::iha::Limits::of(target.device())));
+bool takes(const CudaTarget& target, Problem p, Op backward) {
+  if (target.backend() != Backend::kCudaMma) return true;
+  if (!tensor_cores_take(p.dtype, p.head_dim % 8 == 0 ? 8 : p.head_dim, 8)) return false;
+  const auto limits = cuda::iha::Limits::of(target.device());
+  const bool forward = cuda::iha::supports(p, limits);
+  p.op = backward;
+  return forward && p.heads <= 64 && p.pseudo_heads <= 16 && cuda::iha::supports(p, limits);
 }
 
 template <class Case>
@@ -34,7 +37,7 @@ void check(const Named<PremixCase>& named) {
   const PremixCase& c = named.problem;
   const PremixProblem& p = c.problem;
   for (const CudaTarget* target : {&naive(), &mma()}) {
-    if (!takes(*target, p)) continue;
+    if (!takes(*target, p, Op::kPremixBackward)) continue;
     Premix mine(c);
     const Layout layout = c.seed % 2 == 0 ? Layout::kBhsd : Layout::kBshd;
     Premix wide = float64(c, mine);
@@ -57,7 +60,7 @@ void check(const Named<CollapseCase>& named) {
   const CollapseCase& c = named.problem;
   const CollapseProblem& p = c.problem;
   for (const CudaTarget* target : {&naive(), &mma()}) {
-    if (!takes(*target, p)) continue;
+    if (!takes(*target, p, Op::kCollapseBackward)) continue;
     Collapse mine(c);
     const Layout layout = c.seed % 2 == 0 ? Layout::kBhsd : Layout::kBshd;
     Collapse wide = float64(c, mine);

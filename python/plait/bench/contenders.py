@@ -5,6 +5,7 @@ Called by bench.kernels through `contenders_of`; bench.iha_contenders does the s
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -108,18 +109,23 @@ def _inputs(case: AttentionCase, device: torch.device, gradients: bool) -> tuple
     generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, DTYPES[case.dtype])
 
-    def draw(length: int, heads: int, dim: int) -> Tensor:
-        shape = (case.batch * length, heads, dim) if case.varlen else (case.batch, length, heads, dim)
+    def draw(positions: int, heads: int, dim: int) -> Tensor:
+        shape = (positions, heads, dim) if case.varlen else (case.batch, positions // case.batch, heads, dim)
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
-    q = draw(case.seqlen_q, case.heads_q, case.head_dim)
-    k = draw(case.seqlen_k, case.heads_kv, case.head_dim)
-    v = draw(case.seqlen_k, case.heads_kv, case.head_dim_v)
-    return q, k, v, draw(case.seqlen_q, case.heads_q, case.head_dim_v) if gradients else None
+    total_q, total_k = (sum(lengths) for lengths in zip(*case.lengths, strict=True))
+    q = draw(total_q, case.heads_q, case.head_dim)
+    k = draw(total_k, case.heads_kv, case.head_dim)
+    v = draw(total_k, case.heads_kv, case.head_dim_v)
+    return q, k, v, draw(total_q, case.heads_q, case.head_dim_v) if gradients else None
 
 
-def _cu_seqlens(case: AttentionCase, length: int, device: torch.device) -> Tensor:
-    return torch.arange(case.batch + 1, device=device, dtype=torch.int32) * length
+def _cu_seqlens(case: AttentionCase, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of queries and keys."""
+    return tuple(
+        torch.tensor([0, *itertools.accumulate(lengths)], device=device, dtype=torch.int32)
+        for lengths in zip(*case.lengths, strict=True)
+    )
 
 
 def strategy_makers(case: AttentionCase, device: torch.device, strategies: tuple[str, ...]) -> Makers:
@@ -136,8 +142,7 @@ def _options(case: AttentionCase, device: torch.device, backend: str) -> dict:
     options = {"causal": case.causal, "window": (case.window, -1), "deterministic": case.deterministic}
     options |= {"backend": backend, "layout": "bshd"}
     if case.varlen:
-        options["cu_seqlens_q"] = _cu_seqlens(case, case.seqlen_q, device)
-        options["cu_seqlens_k"] = _cu_seqlens(case, case.seqlen_k, device)
+        options["cu_seqlens_q"], options["cu_seqlens_k"] = _cu_seqlens(case, device)
     return options
 
 
@@ -188,8 +193,7 @@ def flash_attention_2(case: AttentionCase, kind: str, q: Tensor, k: Tensor, v: T
     """The kernel of SDPA's flash backend by its own op, which also takes windows and packed sequences."""
     if not q.is_cuda:
         raise Unsupported("fa2: torch has this op on CUDA only")
-    cu_q = _cu_seqlens(case, case.seqlen_q, q.device) if case.varlen else None
-    cu_k = _cu_seqlens(case, case.seqlen_k, q.device) if case.varlen else None
+    cu_q, cu_k = _cu_seqlens(case, q.device) if case.varlen else (None, None)
     window = {} if case.window < 0 else {"window_size_left": case.window, "window_size_right": 0}
     q, k, v = (x.detach().requires_grad_(kind == "bwd") for x in (q, k, v))
 

@@ -127,6 +127,8 @@ def _models() -> list[Entry]:
         "B1 S32768 H20 D128 causal": 1,
         "B1 S32768 H20 D128 causal window 4225": 1,
         "B8 S2048 H16 D128 causal varlen": 2,
+        "B64 S4096 H16 D128 causal varlen random": 2,
+        "B64 S2114 H16 D128 causal": 2,  # the mean of those lengths
     }
     return [_attention(text, priority) for text, priority in texts.items()]
 

@@ -37,11 +37,11 @@ def test_cache_steps_of_large_head_dims(case, dims, dtype):
 
 
 @HALF
-@pytest.mark.parametrize("D", [64, 512])
-def test_prompts_and_pieces_of_them_go_into_a_cache(D, dtype):
+@pytest.mark.parametrize("D, backend", [(64, "cuda_mma"), (64, "auto"), (128, "auto"), (512, "cuda_mma")])
+def test_prompts_and_pieces_of_them_go_into_a_cache(D, backend, dtype):
     for lengths, Sn in (((0, 0, 0), 150), ((37, 150, 3), 130)):
         call = make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, causal=True, rope_dims=32,
-                    dtype=dtype, backend="cuda_mma")  # fmt: skip
+                    dtype=dtype, backend=backend, strategy="split_q" if D <= 256 else "auto")  # fmt: skip
         CPU["check"](call)
         CPU["check"](make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, window=(40, 3),
                           sinks=True, dtype=dtype, backend="cuda_mma", strategy="split_kv"))  # fmt: skip
