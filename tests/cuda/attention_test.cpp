@@ -58,6 +58,28 @@ TEST(CudaAttention, LengthsAroundTileEdges) {
   check_all(cases);
 }
 
+// No kernel reads beside a tensor, also not to throw away what it read: nothing is mapped there.
+TEST(CudaAttention, TensorsAtTheEdgesOfMemory) {
+  std::vector<GpuCase> cases;
+  uint64_t seed = 500;
+  for (const auto& [dim, dim_v] : std::initializer_list<std::pair<int, int>>{
+           {128, 128}, {64, 64}, {72, 72}, {16, 128}, {256, 64}, {8, 8}, {192, 136}, {264, 512}, {33, 20}}) {
+    for (const Edge edge : {Edge::kBegin, Edge::kEnd}) {
+      for (const bool packed : {false, true}) {
+        GpuCase c = make(fmt::format("D {} Dv {} edge {} packed {}", dim, dim_v, static_cast<int>(edge), packed), seed,
+                         half_dtype(), sizes(2, 4, 2, 150, 170, dim, dim_v));
+        if (packed) c.problem.q_lens = {100, 0, 33}, c.problem.kv_lens = {150, 20, 0};
+        set(c, kMasks[seed % 4]);
+        c.edge = edge, c.layout = seed % 3 == 0 ? Layout::kBshd : Layout::kBhsd;
+        c.problem.strides = seed % 3 == 0 ? Strides::kBshd : Strides::kBhsd;
+        cases.push_back(c);
+        ++seed;
+      }
+    }
+  }
+  check_all(cases);
+}
+
 TEST(CudaAttention, HeadDims) {
   std::vector<GpuCase> cases;
   uint64_t seed = 1000;

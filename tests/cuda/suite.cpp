@@ -204,7 +204,7 @@ void check_gradients(const GpuCase& c, const Attention& a, const AttentionTensor
 
 void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected& expected) {
   const AttentionOptions options = options_of(c.problem, target.backend(), c.layout);
-  const auto place = [&] { return target.mirror({.misaligned = c.misaligned}); };
+  const auto place = [&] { return target.mirror({.misaligned = c.misaligned, .edge = c.edge}); };
   const AttentionTensors forward = a.with_outputs();
   run(*place(), arguments(a, options), outputs(a, forward, options));
   const Bars bars = bars_of(a.problem.out_dtype);
@@ -231,7 +231,7 @@ void check_on(const CudaTarget& target, const GpuCase& c, Attention& a, Expected
 void check_forward(const std::string& what, const CudaTarget& target, const AttentionOptions& options, const GpuCase& c,
                    Attention& a, const Expected& expected) {
   const AttentionTensors t = a.with_outputs();
-  run(*target.mirror({.misaligned = c.misaligned}), arguments(a, options), outputs(a, t, options));
+  run(*target.mirror({.misaligned = c.misaligned, .edge = c.edge}), arguments(a, options), outputs(a, t, options));
   const AttentionTensors& e = expected.tensors;
   expect_close(what + " out", values(t.out, a.out_shape), values(e.out, a.out_shape),
                c.slack * bars_of(a.problem.dtype).out, c.floor);

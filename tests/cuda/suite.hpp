@@ -59,6 +59,7 @@ struct GpuCase {
   bool dlse = true;
   bool external = false;    // out and lse of the backward are not those of the forward
   bool misaligned = false;  // see MirrorOptions
+  Edge edge = Edge::kNone;
   Layout layout = Layout::kBhsd;
   // Rows of one or two keys have gradients that cancel to nothing, so errors are counted against a norm of at least
   // `floor`; a mask that is off by one key in a row shows in fp16 and fp32, not in bf16.

@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <cstring>
 #include <list>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "support/edge_pages.hpp"
 #include "support/place.hpp"
 
 namespace plait::testing {
@@ -52,9 +54,13 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// Whether every tensor begins or ends where mapped memory does (to 16 bytes).
+enum class Edge { kNone, kBegin, kEnd };
+
 struct MirrorOptions {
   bool exact = false;       // no guards: compute-sanitizer then knows the ends of every tensor
   bool misaligned = false;  // tensors start one element past a 256-byte boundary
+  Edge edge = Edge::kNone;
 };
 
 class DeviceMirror final : public Place {
@@ -64,7 +70,9 @@ class DeviceMirror final : public Place {
   ~DeviceMirror() override {
     cudaStreamSynchronize(stream_);
     const OnDevice current(index_);
-    for (const Block& block : blocks_) cudaFree(block.base);
+    for (const Block& block : blocks_) {
+      if (block.pages == nullptr) cudaFree(block.base);
+    }
   }
   DeviceMirror(const DeviceMirror&) = delete;
   DeviceMirror& operator=(const DeviceMirror&) = delete;
@@ -112,15 +120,16 @@ class DeviceMirror final : public Place {
  private:
   // NaN in every floating dtype, so that a read past a tensor shows in the results too.
   static constexpr std::byte kFill{0xff};
-  static constexpr size_t kGuard = 256;
+  static constexpr size_t kGuard = 256, kEdgeAlign = 16, kWorkspaceAlign = 64;
 
   struct Block {
-    void* host;       // null: workspace
-    size_t bytes;     // of the tensor
-    std::byte* base;  // of the allocation
-    size_t whole;     // of the allocation
-    void* data;       // of the tensor
-    bool written;
+    void* host;                 // null: workspace
+    size_t bytes;               // of the tensor
+    std::byte* base = nullptr;  // of the allocation
+    size_t whole = 0;           // of the allocation
+    void* data = nullptr;       // of the tensor
+    bool written = false;
+    std::unique_ptr<EdgePages> pages;
   };
 
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -130,14 +139,23 @@ class DeviceMirror final : public Place {
   Block& allocate(void* host, size_t bytes, size_t shift) {
     const OnDevice current(index_);
     const size_t guard = options_.exact ? 0 : kGuard;
-    Block block{host, bytes, nullptr, bytes + shift + 2 * guard, nullptr, false};
-    void* memory = nullptr;
-    check_cuda(cudaMalloc(&memory, block.whole), "cudaMalloc");
-    block.base = static_cast<std::byte*>(memory), block.data = block.base + guard + shift;
-    blocks_.push_back(block);
-    check_cuda(cudaMemsetAsync(memory, static_cast<int>(kFill), block.whole, stream_), "cudaMemsetAsync");
+    Block& block = blocks_.emplace_back(host, bytes);
+    if (options_.edge != Edge::kNone) {
+      block.pages = std::make_unique<EdgePages>(bytes);
+      block.base = block.pages->begin(), block.whole = block.pages->bytes();
+      const size_t align = host == nullptr ? kWorkspaceAlign : kEdgeAlign;
+      const size_t at = options_.edge == Edge::kBegin ? 0 : (block.whole - bytes) / align * align;
+      block.data = block.base + at;
+    } else {
+      block.whole = bytes + shift + 2 * guard;
+      void* memory = nullptr;
+      check_cuda(cudaMalloc(&memory, block.whole), "cudaMalloc");
+      block.base = static_cast<std::byte*>(memory);
+      block.data = block.base + guard + shift;
+    }
+    check_cuda(cudaMemsetAsync(block.base, static_cast<int>(kFill), block.whole, stream_), "cudaMemsetAsync");
     if (host != nullptr) copy(block.data, host, bytes, cudaMemcpyHostToDevice);
-    return blocks_.back();
+    return block;
   }
 
   static size_t span_bytes(const TensorView& view) {

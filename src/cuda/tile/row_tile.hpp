@@ -19,8 +19,9 @@ inline constexpr int kMapRank = 5;
 // tile_rows lies ahead of the map, so that the copy engine fills it with zeros.
 struct RowTileIndex {
   int tile_rows;
-  int per;         // virtual rows of a token, where tokens do not lie back to back (interleaved mode); else 1
-  int batch_rows;  // rows (tokens) from one batch to the next; 0: batches are a dimension of the map
+  int column_blocks;  // of kBlockColumns; a copy wholly beside the tensor's columns may fault, so nobody makes one
+  int per;            // virtual rows of a token, where tokens do not lie back to back (interleaved mode); else 1
+  int batch_rows;     // rows (tokens) from one batch to the next; 0: batches are a dimension of the map
   cuda::Divisor by_per;
 
   struct Coordinates {
@@ -69,7 +70,8 @@ inline std::optional<RowTileLayout> row_tile_layout(const AttentionProblem& p, c
   const int64_t batch_rows = folds ? batch_step / row_step : 0, all = (batch - 1) * batch_rows + count + 1;
   if (all > kMostRows || (!together && tile_rows % per != 0)) return {};
   const int inner = together ? 1 : static_cast<int>(per);
-  const RowTileIndex index{tile_rows, inner, static_cast<int>(batch_rows), cuda::Divisor::of(inner)};
+  const int column_blocks = static_cast<int>((dim + kBlockColumns - 1) / kBlockColumns);
+  const RowTileIndex index{tile_rows, column_blocks, inner, static_cast<int>(batch_rows), cuda::Divisor::of(inner)};
   const int64_t tile = tile_rows / inner, ahead = tile * row_step;
   if (!together) {
     return RowTileLayout{{dim, per, tile, heads, all},

@@ -16,12 +16,26 @@ __device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int 
   }
 }
 
+// Columns that no copy fills.
+template <class Tile, int kSlots>
+__device__ __forceinline__ void clear_columns(char (&slots)[kSlots][Tile::kBytes], const RowTileMap& map) {
+#pragma unroll 1
+  for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll 1
+    for (int i = map.index.column_blocks * Tile::kBlockBytes + threadIdx.x * 16; i < Tile::kBytes;
+         i += blockDim.x * 16) {
+      *reinterpret_cast<uint4*>(slots[slot] + i) = {};
+    }
+  }
+}
+
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads(), 1)
     prefill_kernel(const __grid_constant__ PrefillParams params) {
   constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
   extern __shared__ __align__(1024) char shared[];
-  auto& storage = *reinterpret_cast<PrefillStorage<T, kTile>*>(shared);
+  using Storage = PrefillStorage<T, kTile>;
+  auto& storage = *reinterpret_cast<Storage*>(shared);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
   const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
@@ -34,6 +48,10 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     ptx::prefetch_tensor_map(params.k.map);
     ptx::prefetch_tensor_map(params.v.map);
   }
+  clear_columns<typename Storage::QueryTile>(storage.q, params.q);
+  clear_columns<typename Storage::KeyTile>(storage.k, params.k);
+  clear_columns<typename Storage::KeyTile>(storage.v, params.v);
+  ptx::fence_async_proxy();
   __syncthreads();
   if (warpgroup == kTile.warpgroups) {
     ptx::release_registers<kTile.producer_registers>();

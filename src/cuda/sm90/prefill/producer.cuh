@@ -152,9 +152,9 @@ struct PrefillProducer {
   __device__ __forceinline__ void copy(const RowTileMap& map, char* to, uint64_t& full, int rows, int end, int head,
                                        int batch, int pass) const {
     const uint32_t barrier = ptx::shared_address(&full);
-    ptx::mbarrier_arrive_expect(barrier, Tile::kBytes);
-#pragma unroll
-    for (int block = 0; block < Tile::kBlocks; ++block) {
+    ptx::mbarrier_arrive_expect(barrier, map.index.column_blocks * Tile::kBlockBytes);
+#pragma unroll 1
+    for (int block = 0; block < map.index.column_blocks; ++block) {
       ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier,
                        map.index.coordinates(block * tile::kBlockColumns, rows, end, head, batch, pass).at);
     }
