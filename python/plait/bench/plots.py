@@ -12,6 +12,7 @@ from pathlib import Path
 from plait.bench import report, results
 from plait.bench.cases import AttentionCase, IhaCase, parse
 from plait.bench.config import BenchError
+from plait.bench.suites import TOKENS
 from plait.bench.tables import best
 
 _OURS = "#d95f02"
@@ -110,7 +111,8 @@ def _panel(row: dict) -> tuple[str, str]:
     """The panel of a row, and the name of its line in it."""
     case = parse(row["case"])
     end = f"{row['pass']}, {row['unit']}" + ("" if row["regime"] == "burst" else f", {row['regime']}")
-    if isinstance(case, AttentionCase) and row["case"].count(" ") == 4:
+    same_tokens = isinstance(case, AttentionCase) and (case.batch == 1 or case.batch * case.seqlen_q == TOKENS)
+    if same_tokens and row["case"].count(" ") == 4:
         kind = f"H D {case.heads_q * case.head_dim}, D {case.head_dim}, {'causal' if case.causal else 'full'}"
         return f"{kind}\n{end}", f"plait {row['backend']}"
     if isinstance(case, IhaCase):

@@ -17,7 +17,7 @@ BASELINES = (  # head dims, dense and causal, that tables and plots show: B S = 
     "D64 full", "D64 causal", "D128 full", "D128 causal", "D256 full", "D256 causal"
 )  # fmt: skip
 LENGTHS = (2048, 4096, 8192, 16384)
-_TOKENS, _WIDTH = 16384, 2048
+TOKENS, _WIDTH = 16384, 2048  # B S and H D of the grids
 _NAIVE_TOO = ("auto", "cuda_mma", "cuda_naive")
 
 
@@ -114,7 +114,7 @@ def _grid(head_dims: tuple[int, ...], lengths: tuple[int, ...], priority: int) -
     """Longest first; of each head dim and mask the longest also sustained."""
     entries = []
     for length, dim, mask in itertools.product(sorted(lengths, reverse=True), head_dims, ("causal", "full")):
-        text = f"B{_TOKENS // length} S{length} H{_WIDTH // dim} D{dim} {mask}"
+        text = f"B{TOKENS // length} S{length} H{_WIDTH // dim} D{dim} {mask}"
         entries.append(_attention(text, priority, sustained=length == max(LENGTHS)))
     return entries
 

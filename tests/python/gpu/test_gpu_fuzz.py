@@ -1,4 +1,7 @@
-"""1,000 random problems in half precision on the backends that the planner takes, forward and gradients. Called by pytest."""
+"""1,000 random problems in half precision on the backends that the planner takes, forward and gradients.
+
+Called by pytest.
+"""
 
 import plait
 import pytest
