@@ -1,5 +1,5 @@
-// Chooses the instance of the contract kernel for a dtype and a stage's columns by the n8 tiles of narrow heads.
-// Called by the contract_*.cu files, which instantiate it.
+// Chooses the instance of the contract kernel for an element type and a stage's columns by the n8 tiles of narrow
+// heads. Called by variant.cu.in's translation units.
 #pragma once
 
 #include "cuda/iha/contract.cuh"
@@ -8,9 +8,8 @@
 
 namespace plait::cuda::iha {
 
-template <DType dtype, int kColumns>
+template <class T, int kColumns>
 void launch_contract(const Jobs<ContractLayout>& jobs, int64_t blocks, cudaStream_t stream) {
-  using T = std::conditional_t<dtype == DType::kFloat16, __half, __nv_bfloat16>;
   const int tiles = jobs.layout.narrow_tiles;
   const auto kernel = tiles == 1   ? contract_kernel<T, 1, kColumns>
                       : tiles == 2 ? contract_kernel<T, 2, kColumns>

@@ -1,5 +1,9 @@
 // From problems and tensors to jobs of the premix and collapse kernels.
 // Called through iha.hpp.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "catalog/catalog.hpp"
 #include "cuda/iha/iha.hpp"
 #include "cuda/iha/kernels.hpp"
 
@@ -100,6 +104,11 @@ void* advance(void* data, int64_t elems, bool is_float) {
   return static_cast<char*>(data) + elems * dtype_bytes(is_float ? DType::kFloat32 : DType::kFloat16);
 }
 
+template <class T>
+void launch_contract_of(const Jobs<ContractLayout>& jobs, int64_t blocks, cudaStream_t stream) {
+  (jobs.layout.columns == 64 ? launch_contract<T, 64> : launch_contract<T, 128>)(jobs, blocks, stream);
+}
+
 // `gradients`: where the weight gradients go, one per job, when the plan has any.
 void run_contract(DType dtype, const ContractPlan& plan, std::span<const Job> from,
                   std::span<const WeightMatrix> gradients, void* workspace, cudaStream_t stream) {
@@ -129,10 +138,12 @@ void run_contract(DType dtype, const ContractPlan& plan, std::span<const Job> fr
       }
       blocks += part.blocks;
     }
-    const bool half = dtype == DType::kFloat16, narrow = jobs.layout.columns == 64;
-    const auto run = half ? (narrow ? launch_contract<DType::kFloat16, 64> : launch_contract<DType::kFloat16, 128>)
-                          : (narrow ? launch_contract<DType::kBFloat16, 64> : launch_contract<DType::kBFloat16, 128>);
-    run(jobs, blocks, stream);
+    if constexpr (catalog::kMmaFloat16) {
+      if (dtype == DType::kFloat16) launch_contract_of<__half>(jobs, blocks, stream);
+    }
+    if constexpr (catalog::kMmaBFloat16) {
+      if (dtype == DType::kBFloat16) launch_contract_of<__nv_bfloat16>(jobs, blocks, stream);
+    }
     if (reduce.count > 0) launch_reduce(dtype, reduce, stream);
   }
 }

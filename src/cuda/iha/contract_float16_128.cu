@@ -1,9 +1,0 @@
-// The contract kernel for float16, stages of 128 columns.
-// Called by iha.cu.
-#include "cuda/iha/contract_launch.cuh"
-
-namespace plait::cuda::iha {
-
-template void launch_contract<DType::kFloat16, 128>(const Jobs<ContractLayout>&, int64_t, cudaStream_t);
-
-}  // namespace plait::cuda::iha
