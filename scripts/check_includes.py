@@ -21,7 +21,7 @@ LAYERS = {
     "src/cuda/runtime": {"include/plait"},
     "src/cuda/common": {"src/core", "src/cuda/ptx", "src/cuda/tile", "src/cuda/runtime"},
     "src/cuda/aux": {"src/core", "src/cuda/common", "src/cuda/ptx", "src/cuda/runtime"},
-    "src/cuda/iha": {"include/plait", "src/core"} | _KERNEL_BASE,
+    "src/cuda/iha": {"include/plait", "src/catalog", "src/core"} | _KERNEL_BASE,
     "src/cuda/naive": {"include/plait", "src/core"} | _KERNEL_BASE,
     "src/cuda/mma": {"include/plait", "src/catalog", "src/core"} | _KERNEL_BASE,
     "src/cuda": {"include/plait", "src/catalog", "src/core", "src/cuda/iha", "src/cuda/mma", "src/cuda/naive"}

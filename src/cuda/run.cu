@@ -20,7 +20,7 @@
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
 #include "cuda/sm90/prefill/prefill.hpp"
-#include "cuda/tile/row_tile.hpp"
+#include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda {
 namespace {

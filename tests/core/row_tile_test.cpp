@@ -1,5 +1,5 @@
 // Tensor maps of row tiles on the host: which elements a copy brings, for all modes and layouts.
-#include "cuda/tile/row_tile.hpp"
+#include "cuda/sm90/row_tile.hpp"
 
 #include <gtest/gtest.h>
 

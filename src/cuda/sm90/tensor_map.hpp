@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "cuda/tile/row_tile.hpp"
+#include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda {
 
