@@ -19,7 +19,8 @@ class EdgePages {
   explicit EdgePages(size_t bytes) {
     int device = 0;
     cudaGetDevice(&device);
-    const CUmemLocation here{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    CUmemLocation here{};
+    here.type = CU_MEM_LOCATION_TYPE_DEVICE, here.id = device;
     CUmemAllocationProp what{};
     what.type = CU_MEM_ALLOCATION_TYPE_PINNED, what.location = here;
     size_t page = 0;
