@@ -49,10 +49,12 @@ struct SplitDTile {
   constexpr int exchange_bytes() const { return row_warps() * key_warps() * exchange().bytes(); }
   constexpr int probability_columns() const { return (keys + 31) / 32 * 32; }  // of the tile in shared memory
   constexpr int slots() const { return keys / 8 / exchange().kept(); }         // warps that share a row of scores
-  // v, probabilities, exchange, maxima, factors, [lo, hi) per row, the work; then k and q.
+  // So many registers hold O that the state of the softmax lies in shared memory, 16 bytes a thread.
+  constexpr bool crowded() const { return rows * out_dim / threads() > 160; }
+  // v, probabilities, exchange, maxima, factors, softmax, [lo, hi) per row, the work; then k and q.
   constexpr int64_t fixed_bytes() const {
     const int64_t bytes = int64_t{2} * keys * out_dim + int64_t{2} * rows * probability_columns() + exchange_bytes() +
-                          int64_t{4} * rows * slots() + int64_t{12} * rows;
+                          int64_t{4} * rows * slots() + int64_t{12} * rows + (crowded() ? int64_t{16} * threads() : 0);
     return (bytes + kWorkBytes - 1) / kWorkBytes * kWorkBytes + kWorkBytes;
   }
   // Without the second places of early chunks.
@@ -81,7 +83,7 @@ inline constexpr std::array<SplitDTiles, 6> kSplitDTiles{{
     {{{384, 64, 64, 32, 32, 1, 6}, {384, 64, 32, 32, 32, 1}, {384, 32, 16, 32, 16, 1}, {384, 16, 16, 16, 16, 1}}},
     {{{512, 64, 64, 32, 32, 1}, {512, 64, 32, 16, 32, 1}, {512, 32, 16, 32, 16, 1}, {512, 16, 16, 16, 16, 1}}},
     {{{640, 64, 48, 16, 48, 1}, {640, 64, 32, 32, 32, 1, 7}, {640, 32, 16, 32, 16, 1}, {640, 16, 16, 16, 16, 1}}},
-    {{{768, 64, 32, 16, 32, 1, 5}, {768, 32, 16, 32, 16, 1}, {768, 16, 16, 16, 16, 1}, {768, 16, 16, 16, 16, 1}}},
+    {{{768, 64, 32, 16, 32, 1, 4}, {768, 32, 16, 32, 16, 1}, {768, 16, 16, 16, 16, 1}, {768, 16, 16, 16, 16, 1}}},
     {{{1024, 32, 32, 32, 32, 1}, {1024, 32, 16, 32, 16, 1}, {1024, 16, 16, 16, 16, 1}, {1024, 16, 16, 16, 16, 1}}},
 }};
 

@@ -23,10 +23,7 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   using Output = float[kBlocks][2 * kOutGroups][4];
   using At = typename Inputs::At;
 
-  // Of this thread's two rows; meaningful in warps that keep scores.
-  struct Softmax {
-    float reference[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {0.0f, 0.0f};
-  };
+  using Softmax = SplitDSoftmax;
 
   int warp, lane;
 
@@ -49,13 +46,14 @@ struct SplitDForward : SplitDInputs<T, kTile> {
     return ptx::shared_address(storage.exchange) + warp / kSlices * kTile.exchange().bytes();
   }
   // Half of the warps do what has no order between two barriers in another one. Each shares its part of the
-  // multiprocessor with one of the other half: while one waits, the other multiplies. It takes registers, so not on
-  // GPUs that use the tile for small head dims only.
-  static constexpr bool kHalves = Inputs::kServesBucket;
-  __device__ __forceinline__ bool other_half() const { return kHalves && warp >= catalog::kSplitDWarps / 2; }
+  // multiprocessor with one of the other half: while one waits, the other multiplies. It takes registers: not on GPUs
+  // that use the tile for small head dims only, and in crowded tiles not around the scores.
+  static constexpr bool kHalves = Inputs::kServesBucket, kSoftmaxHalves = kHalves && !kTile.crowded();
+  __device__ __forceinline__ bool other_half() const { return warp >= catalog::kSplitDWarps / 2; }
 
   // The first queries and keys.
   __device__ __forceinline__ void start(const PrefillWork& work) const {
+    if constexpr (kTile.crowded()) storage.softmax.of[threadIdx.x] = {};
     if (work.key_count > 0) {
       Inputs::load_queries(work, 0);
       Inputs::load_early_keys(work, {});
@@ -81,10 +79,10 @@ struct SplitDForward : SplitDInputs<T, kTile> {
 #pragma unroll 1
     while (now.pass < passes) {
       typename Sum::Partial partial = {};
-      if (kHalves && !now.first() && !other_half()) raised = soften(scores, rows);
+      if (kSoftmaxHalves && !now.first() && !other_half()) raised = soften(scores, rows);
       multiply_queries(partial, now.odd);
       Sum::put(exchange(), partial, slice(), lane);
-      if (!now.first() && other_half()) raised = soften(scores, rows);
+      if (kSoftmaxHalves && !now.first() && other_half()) raised = soften(scores, rows);
       if (keeps()) Sum::keep(scores, partial, slice());
       ptx::cp_async_wait<kEarlyGroup>();
       // Partial scores, and probabilities, factors and values of the tile before, are there; the keys are read.
@@ -94,21 +92,22 @@ struct SplitDForward : SplitDInputs<T, kTile> {
         Inputs::load_other_keys(work, next);
       }
       ptx::cp_async_commit();
-      if (!other_half()) take_scores(scores, now.key);
+      if (!kHalves || !other_half()) take_scores(scores, now.key);
       if (!now.first()) add_values(out, rescale);
-      if (other_half()) take_scores(scores, now.key);
+      if (kHalves && other_half()) take_scores(scores, now.key);
       ptx::cp_async_wait<0>();
       __syncthreads();  // maxima and the next keys are there; values, probabilities and factors are read
       Inputs::load_values(work, now);
       ptx::cp_async_commit();
       load_early_keys(work, now.next(key_count).next(key_count), passes);
-      if (!kHalves) raised = soften(scores, rows);
+      if (!kSoftmaxHalves) raised = soften(scores, rows);
       now = now.next(key_count);
     }
-    if (kHalves) raised = soften(scores, rows);
+    if (kSoftmaxHalves) raised = soften(scores, rows);
     ptx::cp_async_wait<0>();
     const bool rescale = __syncthreads_or(raised);
     add_values(out, rescale);
+    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
   }
 
  private:
@@ -192,8 +191,10 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   }
 
   // Scores become probabilities in shared memory. Whether a row's reference was raised; `factors` holds by how much.
-  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& rows) const {
+  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& state) const {
     if (!keeps()) return false;
+    Softmax rows = state;
+    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
     const float2 highest = row_highest();
     const int row = kept_row();
     const uint32_t to = ptx::shared_address(storage.p) + lane % 4 * 4;
@@ -220,6 +221,11 @@ struct SplitDForward : SplitDInputs<T, kTile> {
         ptx::store_shared_4(to + tile::Swizzle<kColumns>::offset(row + 8 * half, kept_key() / 8 + b) * 2,
                             ptx::pack<T>(p[0], p[1]));
       }
+    }
+    if constexpr (kTile.crowded()) {
+      storage.softmax.of[threadIdx.x] = rows;
+    } else {
+      state = rows;
     }
     return raised;
   }

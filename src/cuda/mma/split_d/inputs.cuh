@@ -7,6 +7,17 @@
 
 namespace plait::cuda::mma {
 
+// Of a thread's two rows; meaningful in warps that keep scores.
+struct alignas(16) SplitDSoftmax {
+  float reference[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {0.0f, 0.0f};
+};
+template <int kThreads>
+struct SplitDSoftmaxes {
+  SplitDSoftmax of[kThreads];
+};
+template <>
+struct SplitDSoftmaxes<0> {};
+
 // The tiles of k (with the second places of its early chunks) and q follow: their size depends on head_dim.
 template <class T, catalog::SplitDTile kTile>
 struct SplitDStorage {
@@ -15,7 +26,8 @@ struct SplitDStorage {
   char exchange[kTile.exchange_bytes()];
   float maxima[kTile.slots()][kTile.rows];  // of a row, by the warps that share it; at the end its sums
   float factors[kTile.rows];                // what O is multiplied by; at the end references, then the last factors
-  int2 bounds[kTile.rows];                  // [lo, hi) of each row, counted from work.key_begin
+  [[no_unique_address]] SplitDSoftmaxes<kTile.crowded() ? kTile.threads() : 0> softmax;
+  int2 bounds[kTile.rows];  // [lo, hi) of each row, counted from work.key_begin
   alignas(kTile.kWorkBytes) PrefillWork work;
 };
 
