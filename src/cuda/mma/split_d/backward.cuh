@@ -87,7 +87,7 @@ struct SplitDBackward {
       Loader::load_float(target, layout, static_cast<const float*>(tensor.data) + offset, first, rows, C::kChunks,
                          thread);
     } else {
-      Loader::load(target, layout, static_cast<const T*>(tensor.data) + offset, first, rows, C::kChunks, thread);
+      Loader::load(target, layout, static_cast<const T*>(tensor.data) + offset, first, rows, 0, C::kChunks, thread);
     }
   }
   template <int kCount>
@@ -163,8 +163,10 @@ struct SplitDBackward {
     if (source() >= Sum::kTargets) return;
     const BlockState& state = storage.state;
     typename Sum::Kept s, dp;
-    Sum::template take<C::kSlices>(s, exchange(), partial, source(), 0, lane);
-    Sum::template take<C::kSlices>(dp, exchange(), partial, source(), C::kSlices, lane);
+    Sum::keep(s, partial, source());
+    Sum::keep(dp, partial, source());
+    Sum::template add<C::kSlices>(s, exchange(), source(), 0, lane);
+    Sum::template add<C::kSlices>(dp, exchange(), source(), C::kSlices, lane);
     __syncwarp();  // the sums are read
     const int tile = stream_tile(state, step).tile, resident = score_tile() * C::kTile.warp_resident();
     const int row = (C::kKeysResident ? 0 : resident) + 16 * Sum::row_block(source()) + lane / 4;

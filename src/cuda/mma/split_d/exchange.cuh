@@ -10,12 +10,13 @@
 namespace plait::cuda::mma {
 
 // kM x 16 rows by kN x 8 columns of scores, of which kSources warps have partial sums. Warp `self` of them keeps blocks
-// [self * kKept, (self + 1) * kKept), counted row by row, if self < kTargets. Sums have a fixed order. A barrier of the
-// warps between put() and take(), and another before the next put().
+// [self * kKept, (self + 1) * kKept), counted row by row, if self < kTargets. Sums have a fixed order. put(), keep(), a
+// barrier of the warps, add(), a barrier before the next put().
 template <int kM, int kN, int kSources>
 struct Exchange {
   static constexpr catalog::SplitDExchange kShape{kM * kN, kSources};
   static constexpr int kKept = kShape.kept(), kTargets = kShape.targets(), kTargetBytes = kShape.target_bytes();
+  static constexpr int kParts = kShape.own_in_registers() ? 1 : kSources;  // in shared memory, of a target
   static constexpr int kBlockBytes = catalog::SplitDExchange::kBlockBytes;
   static_assert(kTargets * kKept == kM * kN && kTargets <= kSources && kN % kKept == 0, "kept blocks: of one row");
   using Partial = float[kM][kN][4];
@@ -40,27 +41,27 @@ struct Exchange {
     }
   }
 
-  // kept = the sum of sources first .. first + kCount; `partial`: the warp's own.
-  template <int kCount>
-  static __device__ __forceinline__ void take(Kept& kept, uint32_t buffer, const Partial& partial, int self, int first,
-                                              int lane) {
-    const uint32_t from = buffer + self * kTargetBytes + first * kKept * kBlockBytes + lane * 16;
+  // kept = the warp's own part if that stays in registers, else 0.
+  static __device__ __forceinline__ void keep(Kept& kept, const Partial& partial, int self) {
 #pragma unroll
     for (int b = 0; b < kKept; ++b) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) kept[b][e] = 0.0f;
-    }
-    if constexpr (kShape.own_in_registers()) {
-      static_assert(kCount == kSources);
-#pragma unroll
-      for (int b = 0; b < kKept; ++b) {
-        const float(&low)[4] = partial[b / kN][b % kN], (&high)[4] = partial[(kKept + b) / kN][(kKept + b) % kN];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) kept[b][e] = self == 0 ? low[e] : high[e];
+      for (int e = 0; e < 4; ++e) {
+        kept[b][e] = 0.0f;
+        if constexpr (kShape.own_in_registers()) {
+          const float low = partial[b / kN][b % kN][e], high = partial[(kKept + b) / kN][(kKept + b) % kN][e];
+          kept[b][e] = self == 0 ? low : high;
+        }
       }
     }
+  }
+
+  // kept += parts first .. first + kCount of kParts, behind a barrier.
+  template <int kCount>
+  static __device__ __forceinline__ void add(Kept& kept, uint32_t buffer, int self, int first, int lane) {
+    const uint32_t from = buffer + self * kTargetBytes + first * kKept * kBlockBytes + lane * 16;
 #pragma unroll
-    for (int i = 0; i < (kShape.own_in_registers() ? 1 : kCount); ++i) {
+    for (int i = 0; i < kCount; ++i) {
 #pragma unroll
       for (int b = 0; b < kKept; ++b) {
         const float4 v = ptx::load_shared_float4(from + (i * kKept + b) * kBlockBytes);

@@ -3,46 +3,28 @@
 #pragma once
 
 #include "cuda/common/apply_mask.cuh"
-#include "cuda/mma/prefill/mainloop.cuh"
-#include "cuda/mma/split_d/chunks.cuh"
 #include "cuda/mma/split_d/exchange.cuh"
+#include "cuda/mma/split_d/inputs.cuh"
 
 namespace plait::cuda::mma {
 
-// The tiles of k and q follow: their size depends on head_dim.
 template <class T, catalog::SplitDTile kTile>
-struct SplitDStorage {
-  alignas(128) T v[kTile.keys * kTile.out_dim];
-  T p[kTile.rows * kTile.probability_columns()];  // probabilities
-  char exchange[kTile.exchange_bytes()];
-  float maxima[kTile.slots()][kTile.rows];  // of a row, by the warps that share it; at the end its sums
-  float factors[kTile.rows];                // what O is multiplied by; at the end references, then the last factors
-  int2 bounds[kTile.rows];                  // [lo, hi) of each row, counted from work.key_begin
-  alignas(kTile.kWorkBytes) PrefillWork work;
-};
-
-template <class T, catalog::SplitDTile kTile>
-struct SplitDForward {
-  static constexpr int kThreads = kTile.threads(), kKeys = kTile.keys, kSlices = kTile.slices();
+struct SplitDForward : SplitDInputs<T, kTile> {
+  using Inputs = SplitDInputs<T, kTile>;
+  using Inputs::params, Inputs::storage, Inputs::kKeys;
+  static constexpr int kSlices = kTile.slices();
   // Of O, a warp has kBlocks x 16 rows and every kOutWarps-th group of 16 columns.
   static constexpr int kOutWarps = catalog::kSplitDWarps / kTile.out_row_warps;
   static constexpr int kBlocks = kTile.rows / 16 / kTile.out_row_warps, kOutGroups = kTile.out_dim / 16 / kOutWarps;
   static constexpr int kScoreM = kTile.warp_rows / 16, kScoreN = kTile.warp_keys / 16;
   static constexpr int kColumns = kTile.probability_columns();
   static_assert(kOutGroups * 16 * kOutWarps == kTile.out_dim);
-  using Storage = SplitDStorage<T, kTile>;
   using Sum = Exchange<kScoreM, 2 * kScoreN, kSlices>;
   using Output = float[kBlocks][2 * kOutGroups][4];
-  using KeyLoader = ChunkLoader<T, kKeys, kThreads>;
-  using QueryLoader = ChunkLoader<T, kTile.rows, kThreads>;
+  using At = typename Inputs::At;
 
-  // Of this thread's two rows; meaningful in warps that keep scores.
-  struct Softmax {
-    float reference[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {0.0f, 0.0f};
-  };
+  using Softmax = SplitDSoftmax;
 
-  const PrefillParams& params;
-  Storage& storage;
   int warp, lane;
 
   // Warps of one score tile have neighbouring numbers.
@@ -63,82 +45,80 @@ struct SplitDForward {
   __device__ __forceinline__ uint32_t exchange() const {
     return ptx::shared_address(storage.exchange) + warp / kSlices * kTile.exchange().bytes();
   }
-  __device__ __forceinline__ int depth_chunks() const { return (params.q.dim + kChunkColumns - 1) / kChunkColumns; }
-  __device__ __forceinline__ uint32_t keys() const { return ptx::shared_address(&storage) + sizeof(Storage); }
-  __device__ __forceinline__ uint32_t queries() const { return keys() + depth_chunks() * kKeys * kChunkRowBytes; }
-
-  __device__ __forceinline__ void load_queries(const PrefillWork& work, int pass) const {
-    const int first = work.tile * kTile.rows;
-    const int rows = static_cast<int>(work.sequence.q_len * params.problem.rows_per_position()) - first;
-    const int64_t offset = query_offset(params.problem, params.tensors.q, work.sequence, work.head, 0, pass);
-    QueryLoader::load(queries(), params.q, static_cast<const T*>(params.tensors.q.data) + offset, first, rows,
-                      depth_chunks(), threadIdx.x);
-  }
-  __device__ __forceinline__ void load_keys(const PrefillWork& work, int pass, int first_key) const {
-    const T* from =
-        static_cast<const T*>(params.tensors.k.data) + work.k_offset + pass * params.tensors.k.pseudo_stride;
-    KeyLoader::load(keys(), params.k, from, static_cast<int>(work.key_begin) + first_key, work.key_count - first_key,
-                    depth_chunks(), threadIdx.x);
-  }
-  __device__ __forceinline__ void load_values(const PrefillWork& work, int pass, int first_key) const {
-    const T* from =
-        static_cast<const T*>(params.tensors.v.data) + work.v_offset + pass * params.tensors.v.pseudo_stride;
-    KeyLoader::load(ptx::shared_address(storage.v), params.v, from, static_cast<int>(work.key_begin) + first_key,
-                    work.key_count - first_key, kTile.out_dim / kChunkColumns, threadIdx.x);
-  }
+  // Half of the warps do what has no order between two barriers in another one. Each shares its part of the
+  // multiprocessor with one of the other half: while one waits, the other multiplies. It takes registers: not on GPUs
+  // that use the tile for small head dims only, and in crowded tiles not around the scores.
+  static constexpr bool kHalves = Inputs::kServesBucket, kSoftmaxHalves = kHalves && !kTile.crowded();
+  __device__ __forceinline__ bool other_half() const { return warp >= catalog::kSplitDWarps / 2; }
 
   // The first queries and keys.
   __device__ __forceinline__ void start(const PrefillWork& work) const {
+    if constexpr (kTile.crowded()) storage.softmax.of[threadIdx.x] = {};
     if (work.key_count > 0) {
-      load_queries(work, 0);
-      load_keys(work, 0, 0);
+      Inputs::load_queries(work, 0);
+      Inputs::load_early_keys(work, {});
+      Inputs::load_other_keys(work, {});
     }
     ptx::cp_async_commit();
   }
 
   // All keys, behind start(). The scores of a tile are made before p v of the tile before, so that two barriers a tile
-  // are enough. Keys and values take turns: keys arrive during p v, values during the scores.
+  // are enough. Keys and values take turns: keys arrive during p v, values, and early keys of the tile after the next,
+  // during the scores.
   __device__ __forceinline__ void run(Output& out, Softmax& rows) const {
     const PrefillWork& work = storage.work;
     const int passes = static_cast<int>(params.problem.joint_passes()), key_count = work.key_count;
     if (key_count == 0) return;
-    int pass = 0, first_key = 0;
-    bool raised = false, first = true;
-    ptx::cp_async_wait<0>();
+    constexpr int kEarlyGroup = Inputs::kEarly > 0 ? 1 : 0;  // copies that the first barrier does not wait for
+    At now;
+    bool raised = false;
+    typename Sum::Kept scores;
+    load_early_keys(work, now.next(key_count), passes);
+    ptx::cp_async_wait<kEarlyGroup>();
     __syncthreads();
 #pragma unroll 1
-    while (pass < passes) {
+    while (now.pass < passes) {
       typename Sum::Partial partial = {};
-      typename Sum::Kept scores;
-      multiply_queries(partial);
+      if (kSoftmaxHalves && !now.first() && !other_half()) raised = soften(scores, rows);
+      multiply_queries(partial, now.odd);
       Sum::put(exchange(), partial, slice(), lane);
-      const bool last = first_key + kKeys >= key_count;
-      const int next_pass = last ? pass + 1 : pass, next_key = last ? 0 : first_key + kKeys;
-      ptx::cp_async_wait<0>();
+      if (kSoftmaxHalves && !now.first() && other_half()) raised = soften(scores, rows);
+      if (keeps()) Sum::keep(scores, partial, slice());
+      ptx::cp_async_wait<kEarlyGroup>();
       // Partial scores, and probabilities, factors and values of the tile before, are there; the keys are read.
       const bool rescale = __syncthreads_or(raised);
-      if (keeps()) Sum::template take<kSlices>(scores, exchange(), partial, slice(), 0, lane);
-      if (next_pass < passes) {
-        if (last) load_queries(work, next_pass);
-        load_keys(work, next_pass, next_key);
+      if (const At next = now.next(key_count); next.pass < passes) {
+        if (next.pass != now.pass) Inputs::load_queries(work, next.pass);
+        Inputs::load_other_keys(work, next);
       }
       ptx::cp_async_commit();
-      if (keeps()) find_highest(scores, first_key);
-      if (!first) add_values(out, rescale);
+      if (!kHalves || !other_half()) take_scores(scores, now.key);
+      if (!now.first()) add_values(out, rescale);
+      if (kHalves && other_half()) take_scores(scores, now.key);
       ptx::cp_async_wait<0>();
       __syncthreads();  // maxima and the next keys are there; values, probabilities and factors are read
-      const float2 highest = row_highest();
-      load_values(work, pass, first_key);
+      Inputs::load_values(work, now);
       ptx::cp_async_commit();
-      raised = keeps() && soften(scores, rows, highest);
-      pass = next_pass, first_key = next_key, first = false;
+      load_early_keys(work, now.next(key_count).next(key_count), passes);
+      if (!kSoftmaxHalves) raised = soften(scores, rows);
+      now = now.next(key_count);
     }
+    if (kSoftmaxHalves) raised = soften(scores, rows);
     ptx::cp_async_wait<0>();
     const bool rescale = __syncthreads_or(raised);
     add_values(out, rescale);
+    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
   }
 
  private:
+  // A group of copies, empty behind the last tile.
+  __device__ __forceinline__ void load_early_keys(const PrefillWork& work, const At& at, int passes) const {
+    if constexpr (Inputs::kEarly > 0) {
+      if (at.pass < passes) Inputs::load_early_keys(work, at);
+      ptx::cp_async_commit();
+    }
+  }
+
   // O += p v; before that O times the factors.
   __device__ __forceinline__ void add_values(Output& out, bool rescale) const {
     if (rescale) scale_output(out);
@@ -163,10 +143,18 @@ struct SplitDForward {
   }
 
   // This warp's slice of q k^T.
-  __device__ __forceinline__ void multiply_queries(typename Sum::Partial& partial) const {
-    multiply_slice<T, kSlices, kTile.rows, kKeys>(partial, queries() + row_warp() * kTile.warp_rows * kChunkRowBytes,
-                                                  keys() + key_warp() * kTile.warp_keys * kChunkRowBytes, slice(),
-                                                  (params.q.dim + 31) / 32, lane);
+  __device__ __forceinline__ void multiply_queries(typename Sum::Partial& partial, bool odd) const {
+    multiply_slice<T, kSlices, kTile.rows, kKeys>(
+        partial, Inputs::queries() + row_warp() * kTile.warp_rows * kChunkRowBytes,
+        Inputs::keys() + key_warp() * kTile.warp_keys * kChunkRowBytes, slice(), (params.q.dim + 31) / 32, lane,
+        odd ? Inputs::early() : 0, Inputs::odd_keys());
+  }
+
+  // The whole scores of this warp's blocks.
+  __device__ __forceinline__ void take_scores(typename Sum::Kept& scores, int first_key) const {
+    if (!keeps()) return;
+    Sum::template add<Sum::kParts>(scores, exchange(), slice(), 0, lane);
+    find_highest(scores, first_key);
   }
 
   // Products become scores, and the highest of each row goes to `maxima`.
@@ -194,7 +182,6 @@ struct SplitDForward {
   // Of the thread's two rows, over all warps that share them.
   __device__ __forceinline__ float2 row_highest() const {
     float2 highest{-CUDART_INF_F, -CUDART_INF_F};
-    if (!keeps()) return highest;
 #pragma unroll
     for (int other = 0; other < kTile.slots(); ++other) {
       highest.x = fmaxf(highest.x, storage.maxima[other][kept_row()]);
@@ -204,7 +191,11 @@ struct SplitDForward {
   }
 
   // Scores become probabilities in shared memory. Whether a row's reference was raised; `factors` holds by how much.
-  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& rows, float2 highest) const {
+  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& state) const {
+    if (!keeps()) return false;
+    Softmax rows = state;
+    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
+    const float2 highest = row_highest();
     const int row = kept_row();
     const uint32_t to = ptx::shared_address(storage.p) + lane % 4 * 4;
     bool raised = false;
@@ -230,6 +221,11 @@ struct SplitDForward {
         ptx::store_shared_4(to + tile::Swizzle<kColumns>::offset(row + 8 * half, kept_key() / 8 + b) * 2,
                             ptx::pack<T>(p[0], p[1]));
       }
+    }
+    if constexpr (kTile.crowded()) {
+      storage.softmax.of[threadIdx.x] = rows;
+    } else {
+      state = rows;
     }
     return raised;
   }
