@@ -3,11 +3,10 @@
 #pragma once
 
 #include "cuda/mma/decode/mainloop.cuh"
+#include "cuda/mma/decode/workspace.hpp"
 #include "cuda/ptx/grid.cuh"
 
 namespace plait::cuda::mma {
-
-inline constexpr int kVector = 4;  // columns that a thread merges at a time
 
 // A row's reference and sum, and kVector columns of its accumulators.
 struct MergedRow {
@@ -80,8 +79,7 @@ struct Combine {
   __device__ __forceinline__ void finish(const DecodeSegment& s, const DecodePart& part,
                                          const typename Loop::Output& out, SoftmaxRows<Loop::kRows>& rows) const {
     const int column_groups = p.out.dim / kVector;
-#pragma unroll
-    for (int i = 0; i < Loop::kRows; ++i) rows.sum[i] = quad_sum(rows.sum[i]);
+    sum_quads(rows);
 #pragma unroll
     for (int block = 0; block < kTile.row_blocks; ++block) {
       __syncthreads();  // first: every warp has left its ring; then: the stage of the row block before has been read
@@ -121,7 +119,12 @@ struct Combine {
     }
   }
 
- private:
+  // The parts of finish(): a row's sum from the threads that share it; a row block of the warp's accumulators to shared
+  // memory; the warps' results there as one.
+  __device__ __forceinline__ static void sum_quads(SoftmaxRows<Loop::kRows>& rows) {
+#pragma unroll
+    for (int i = 0; i < Loop::kRows; ++i) rows.sum[i] = quad_sum(rows.sum[i]);
+  }
   __device__ __forceinline__ void stage(const DecodeSegment& s, const float (&out)[2 * Loop::kDepth][4],
                                         const SoftmaxRows<Loop::kRows>& rows, int block) const {
     float* to = storage.stage(warp);
@@ -151,6 +154,7 @@ struct Combine {
     return whole;
   }
 
+ private:
   __device__ __forceinline__ MergedRow merge_parts(const DecodePart& part, int row, int column) const {
     MergedRow whole;
 #pragma unroll 1

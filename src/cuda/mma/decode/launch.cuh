@@ -5,6 +5,7 @@
 #include <bit>
 #include <tuple>
 
+#include "cuda/mma/decode/cluster.cuh"
 #include "cuda/mma/decode/decode.hpp"
 #include "cuda/mma/decode/kernel.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -49,6 +50,7 @@ inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionPro
   params.mask_rows = static_cast<int>(p.seqlen_q * p.rows_per_position());
   params.key_capacity = static_cast<int>(layout.keys);
   params.split_keys = static_cast<int>(layout.split_keys), params.splits = static_cast<int>(layout.splits);
+  params.cluster_log2 = layout.cluster_log2, params.slice_log2 = layout.slice_log2;
   params.window_left = p.window_left, params.window_right = p.window_right;
   params.token_group =
       p.mode == HeadMode::kInterleaved && p.mask == PseudoMask::kToken ? static_cast<int>(p.pseudo_heads) : 1;
@@ -95,6 +97,12 @@ void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const 
                    void* workspace, int compute_capability, Stream stream) {
   if (layout.rows == 0 || p.batch == 0) return;
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
+  if (layout.cluster_log2 > 0) {
+    const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(layout.units), static_cast<unsigned>(p.batch));
+    launch_clusters(decode_cluster_kernel<T, kHeadDim>, grid, static_cast<int>(layout.tile.threads()),
+                    static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream, params);
+    return;
+  }
   const auto go = [&]<int kSize, int kGpu>() {
     launch_decode_tile<T, kHeadDim, kSize, kGpu>(params, params.ragged ? layout.workers : params.shares.workers,
                                                  compute_capability, stream);

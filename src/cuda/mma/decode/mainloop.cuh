@@ -29,15 +29,15 @@ struct DecodeMainloop {
   Storage& storage;
   int warp, lane;
 
-  // All keys of a segment, all passes. `part_of` tells its part, while the first keys are on their way. Called by the
-  // whole block, which no longer uses `storage`.
-  template <class PartOf>
-  __device__ __forceinline__ void run(const DecodeSegment& segment, const PartOf& part_of, Output& out,
+  // All keys of a segment, all passes. One thread calls `note` while the first keys are on their way: it writes down in
+  // `storage`, for all, what is needed behind the loop. Called by the whole block, which no longer uses `storage`.
+  template <class Note>
+  __device__ __forceinline__ void run(const DecodeSegment& segment, const Note& note, Output& out,
                                       SoftmaxRows<kRows>& rows) const {
 #pragma unroll 1
     for (int pass = 0; pass < params.passes; ++pass) {
       if (pass > 0) __syncthreads();  // all warps have read the queries before
-      run_pass(segment, pass, part_of, out, rows);
+      run_pass(segment, pass, note, out, rows);
     }
   }
 
@@ -73,8 +73,8 @@ struct DecodeMainloop {
 
   // The items of a ring are keys, values, keys, ... of the warp's steps. Before item i is used, item i + kSlots - 1 is
   // sent for, into the place of item i - 1; the loop begins early to fill the ring.
-  template <class PartOf>
-  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, const PartOf& part_of, Output& out,
+  template <class Note>
+  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, const Note& note, Output& out,
                                            SoftmaxRows<kRows>& rows) const {
     constexpr int kEarlySteps = kSlots / 2;
     constexpr bool kEven = kSlots % 2 == 0;
@@ -92,7 +92,7 @@ struct DecodeMainloop {
       if (step == 0) {
         if (pass == 0) {
           find_bounds(segment);
-          if (threadIdx.x == kTile.threads() - 1) storage.segment = segment, storage.part = part_of();
+          if (threadIdx.x == kTile.threads() - 1) note();
         }
         ptx::cp_async_wait<kSlots - 1>();
         __syncthreads();  // queries, bounds, segment and part, by all threads for all

@@ -56,6 +56,7 @@ struct DecodeParams {
   int rows, tile_rows;                 // softmax rows of a key head and of a unit
   int mask_rows, key_capacity;         // softmax rows of a head, keys of a sequence at most
   int split_keys, splits;              // keys of a fixed split, splits of a sequence at most; 0: even shares
+  int cluster_log2, slice_log2;        // blocks of a unit; items of its result (ClusterMerge) that one finishes
   Shares shares;
   SequenceKeys keys;
   int passes;                     // joint

@@ -13,10 +13,14 @@
 
 namespace plait::cuda::mma {
 
+inline constexpr int kVector = 4;  // columns that a thread merges at a time
+
 // With so many blocks for a unit, leaving some blocks idle costs less than blocks with parts of two units.
 inline constexpr int64_t kWholeShares = 8;
 // Fewer steps of keys than this are not worth a block of their own.
 inline constexpr int64_t kFewestSteps = 8;
+// Blocks of a cluster at most; more than kPortableCluster a kernel has to ask for.
+inline constexpr int kMostClusterLog2 = 4, kPortableCluster = 8;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t aligned(int64_t bytes) {
@@ -33,6 +37,9 @@ struct DecodeLayout {
   int64_t units;                   // of a sequence
   int64_t keys;                    // of a sequence, at most
   int64_t workers;                 // blocks of the launch
+  // Few alike units, on a GPU with clusters: each unit has 2^cluster_log2 blocks, and each finishes 2^slice_log2
+  // vectors of its result (cluster.cuh). 0: the blocks merge through the workspace.
+  int cluster_log2 = 0, slice_log2 = 0;
   int64_t split_keys;              // keys of a split in fixed-split mode, else 0
   int64_t splits;                  // of a sequence, at most
   int64_t partials;                // places for a unit's partial result
@@ -53,7 +60,12 @@ struct DecodeLayout {
     const int64_t all_units = p.batch * units;
     const int64_t resident =
         device.multiprocessors * std::max(1, tile.blocks_per_multiprocessor(device.smem_per_block_bytes));
-    if (split_keys > 0) {
+    choose_cluster(p, device);
+    if (cluster_log2 > 0) {
+      splits = int64_t{1} << cluster_log2;
+      workers = all_units << cluster_log2;
+      partials = arrivals = 0;
+    } else if (split_keys > 0) {
       splits = std::max<int64_t>(1, ceil_div(keys, split_keys));
       workers = std::min(resident, all_units * splits);
       partials = splits > 1 ? all_units * splits : 0;
@@ -72,12 +84,38 @@ struct DecodeLayout {
     arrivals_bytes = aligned(arrivals * static_cast<int64_t>(sizeof(int32_t)));
   }
   int64_t workspace_bytes() const { return out_bytes + stats_bytes + arrivals_bytes; }
+  // Of a block of a cluster: its DecodeStorage, and what it is sent.
+  int64_t cluster_smem_bytes() const {
+    const int64_t items = int64_t{1} << (cluster_log2 + slice_log2), stats = tile_rows << cluster_log2;
+    return tile.smem_bytes() + 4 * int64_t{sizeof(float)} * items + 2 * int64_t{sizeof(float)} * stats;
+  }
   // Rows, keys and steps are counted in 32 bits; so are partial results.
   bool in_limits(const AttentionProblem& p) const {
     constexpr int64_t kMostRows = kMostNarrowRows, kMostSteps = (int64_t{1} << 31) - 1;
     const int64_t steps = split_keys > 0 ? splits : std::max<int64_t>(1, ceil_div(keys, tile.step_keys));
     return rows <= kMostRows && keys <= kMostRows && split_keys <= kMostRows && p.batch <= kMostRows &&
            p.batch * units <= kMostSteps / std::max<int64_t>(1, steps);
+  }
+
+ private:
+  // One block for each multiprocessor at most, though there is room for two: clusters lie within groups of
+  // multiprocessors whose sizes differ from GPU to GPU.
+  void choose_cluster(const AttentionProblem& p, const DeviceInfo& device) {
+    const int64_t all_units = p.batch * units;
+    const bool alike = !p.cached || p.batch == 1;
+    if (!catalog::kClusters || device.compute_capability != 90 || !alike || split_keys > 0 || row_tiles != 1 ||
+        choice.size != 0 || choice.gpu != 0) {
+      return;
+    }
+    cluster_log2 = kMostClusterLog2;
+    while (cluster_log2 > 0 && all_units << cluster_log2 > device.multiprocessors) --cluster_log2;
+    const int64_t vectors = tile_rows * bucket / kVector;
+    while (vectors > int64_t{1} << (cluster_log2 + slice_log2)) ++slice_log2;
+    const int64_t blocks = (device.smem_per_block_bytes + tile.kBlockReservedBytes) /
+                           (cluster_smem_bytes() + tile.kBlockReservedBytes);
+    if (2 * (all_units << cluster_log2) < device.multiprocessors || blocks < tile.most_blocks_per_multiprocessor) {
+      cluster_log2 = 0;
+    }
   }
 };
 
