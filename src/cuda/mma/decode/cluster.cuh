@@ -99,22 +99,21 @@ struct ClusterMerge {
 };
 
 // Grid: blocks of a cluster, key heads, sequences. It may start while the kernel before it runs.
-template <class T, int kHeadDim>
+template <class T, int kHeadDim, DecodeAccess kAccess>
 __global__ void __launch_bounds__(catalog::decode_tiles(kHeadDim)[0][0].threads(),
                                   catalog::decode_tiles(kHeadDim)[0][0].most_blocks_per_multiprocessor)
     decode_cluster_kernel(const __grid_constant__ DecodeParams params) {
   if constexpr (ptx::kCapability >= 90) {
     constexpr catalog::DecodeTile kTile = catalog::decode_tiles(kHeadDim)[0][0];
     using Storage = DecodeStorage<T, kTile>;
-    using Loop = DecodeMainloop<T, kTile>;
+    using Loop = DecodeMainloop<T, kTile, kAccess>;
     extern __shared__ __align__(128) char shared[];
     auto& storage = *reinterpret_cast<Storage*>(shared);
-    ptx::release_next_grid();
     ptx::cluster_arrive_relaxed();
     ptx::wait_for_grid();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const DecodeSegment segment = DecodeSchedule{params, kTile.step_keys}.cluster_share();
-    typename Loop::Output out{};
+    typename Loop::Output out;
     SoftmaxRows<Loop::kRows> rows;
     Loop{params, storage, warp, lane}.run(
         segment, [&storage, &segment] { storage.segment = segment; }, out, rows);

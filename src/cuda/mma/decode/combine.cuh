@@ -33,7 +33,7 @@ struct MergedRow {
 template <class T>
 __device__ __forceinline__ void write_row(const DecodeParams& p, const DecodeSegment& s, int row, int column,
                                           const MergedRow& merged) {
-  const int of_head = s.row_begin + row, position = of_head / p.group;
+  const int of_head = s.row_begin + row, position = static_cast<int>(p.by_group.divide(of_head));
   const int head = s.head_kv * p.group + of_head - position * p.group;
   const RowResult result =
       finish_row(merged.reference, merged.sum, p.sinks != nullptr ? p.sinks[head * p.sinks_stride] : -CUDART_INF_F);

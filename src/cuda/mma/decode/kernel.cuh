@@ -12,7 +12,7 @@ __device__ __forceinline__ void attend_segment(const DecodeParams& params, Decod
                                                const DecodeSegment& segment, const Note& note) {
   using Loop = DecodeMainloop<T, kTile>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  typename Loop::Output out{};
+  typename Loop::Output out;
   SoftmaxRows<Loop::kRows> rows;
   Loop{params, storage, warp, lane}.run(segment, note, out, rows);
   const Combine<T, kTile> combine{params, storage, warp, lane};

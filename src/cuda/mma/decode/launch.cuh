@@ -46,6 +46,7 @@ inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionPro
   params.ragged = p.cached, params.causal = p.causal;
   params.batch = static_cast<int>(p.batch), params.units = static_cast<int>(layout.units);
   params.row_tiles = static_cast<int>(layout.row_tiles), params.group = static_cast<int>(layout.group);
+  params.by_group = Divisor::of(layout.group);
   params.rows = static_cast<int>(layout.rows), params.tile_rows = static_cast<int>(layout.tile_rows);
   params.mask_rows = static_cast<int>(p.seqlen_q * p.rows_per_position());
   params.key_capacity = static_cast<int>(layout.keys);
@@ -99,7 +100,10 @@ void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const 
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
   if (layout.cluster_log2 > 0) {
     const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(layout.units), static_cast<unsigned>(p.batch));
-    launch_clusters(decode_cluster_kernel<T, kHeadDim>, grid, static_cast<int>(layout.tile.threads()),
+    const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
+    const auto kernel = rows ? decode_cluster_kernel<T, kHeadDim, DecodeAccess::kRows>
+                             : decode_cluster_kernel<T, kHeadDim, DecodeAccess::kAny>;
+    launch_clusters(kernel, grid, static_cast<int>(layout.tile.threads()),
                     static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream, params);
     return;
   }

@@ -132,7 +132,8 @@ struct DecodeSchedule {
       s.row_begin = (at.unit - s.head_kv * p.row_tiles) * p.tile_rows;
       s.rows = min(p.tile_rows, p.rows - s.row_begin);
       const Interval seen =
-          p.mask(at.sequence_keys).rows(s.row_begin / p.group, (s.row_begin + s.rows - 1) / p.group + 1);
+          p.mask(at.sequence_keys)
+              .rows(p.by_group.divide(s.row_begin), p.by_group.divide(s.row_begin + s.rows - 1) + 1);
       lo = static_cast<int>(seen.lo), hi = static_cast<int>(seen.hi);
     }
     s.key_begin = max(key_begin, lo);
@@ -144,7 +145,7 @@ struct DecodeSchedule {
 // Element offset of row `row` of a unit in q or out; `pass`: the pseudo-head of joint mode (0 for out).
 __device__ __forceinline__ int64_t row_offset(const DecodeParams& p, const DecodeTensor& t, const DecodeSegment& s,
                                               int row, int pass) {
-  const int of_head = s.row_begin + row, position = of_head / p.group;
+  const int of_head = s.row_begin + row, position = static_cast<int>(p.by_group.divide(of_head));
   const int head = s.head_kv * p.group + of_head - position * p.group;
   const int64_t start = s.batch * t.batch_stride + head * t.head_stride + pass * t.pass_stride;
   if (p.rows_in_group == 1) return start + position * t.row_stride;
