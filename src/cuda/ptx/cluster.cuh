@@ -1,5 +1,5 @@
 // Thread block clusters: blocks that run at the same time and write each other's shared memory. sm_90 and newer.
-// Called by the kernels of mma/decode. Before sm_90 all of it does nothing; such kernels are then not launched.
+// Called by mma/decode/cluster.cuh. Before sm_90 nothing here is called.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,9 @@
 
 namespace plait::ptx {
 
-// All threads of all blocks of the cluster arrive, then wait. What a thread wrote before it arrived, to its own shared
-// memory or another block's, is visible to all that have waited.
+// All threads of all blocks of the cluster arrive, then wait: all blocks have begun. No write is made visible, other
+// than what fence_mbarrier_init() is for.
 __device__ __forceinline__ void cluster_arrive() {
-  if constexpr (kCapability >= 90) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// The same without that promise.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (kCapability >= 90) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
@@ -29,16 +25,22 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) 
   }
   return there;
 }
-__device__ __forceinline__ void store_cluster(uint32_t address, const float4& v) {
+
+// Writes to a cluster_address() and counts the bytes at the barrier of the same block: who has waited for them sees
+// them.
+__device__ __forceinline__ void send_cluster(uint32_t address, const float4& v, uint32_t barrier) {
   if constexpr (kCapability >= 90) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
-                 "f"(v.w)
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+        : "memory");
   }
 }
-__device__ __forceinline__ void store_cluster(uint32_t address, const float2& v) {
+__device__ __forceinline__ void send_cluster(uint32_t address, const float2& v, uint32_t barrier) {
   if constexpr (kCapability >= 90) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address),
+                 "f"(v.x), "f"(v.y), "r"(barrier)
+                 : "memory");
   }
 }
 

@@ -75,8 +75,9 @@ void launch_clusters(void (*kernel)(Params...), dim3 blocks, int threads, int sh
                      cudaStream_t stream, const Args&... args) {
   allow_shared_bytes(kernel, shared_bytes);
   if (large) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-          "cudaFuncSetAttribute");
+    check(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "cudaFuncSetAttribute");
   }
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(catalog::decode_tiles(kHeadDim)[kSize][kGpu].t
     if (threadIdx.x == kTile.threads() - 1) storage.place = at, storage.shares = shares;
     const DecodeSegment segment = fixed ? schedule.split(at, step) : schedule.share(at, step, upto);
     attend_segment<T, kTile>(params, storage, segment, [&params, &storage, &segment, step] {
+      if (threadIdx.x != kTile.threads() - 1) return;
       const DecodeSchedule of{params, kTile.step_keys};
       storage.segment = segment;
       storage.part = params.split_keys > 0 ? of.split_part(storage.place, step)

@@ -94,17 +94,28 @@ void launch_decode_tile(const DecodeParams& params, int64_t workers, int compute
 }
 
 template <class T, int kHeadDim>
+void launch_decode_clusters(const DecodeLayout& layout, const DecodeParams& params, cudaStream_t stream) {
+  constexpr DecodeAccess kRows = DecodeAccess::kRows, kAny = DecodeAccess::kAny;
+  const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
+  const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(params.units), static_cast<unsigned>(params.batch));
+  const auto go = [&]<bool kDeep>() {
+    static_assert(sizeof(DecodeStorage<T, catalog::cluster_tile(kHeadDim, kDeep)>) <=
+                  catalog::cluster_tile(kHeadDim, kDeep).smem_bytes());
+    launch_clusters(
+        rows ? decode_cluster_kernel<T, kHeadDim, kDeep, kRows> : decode_cluster_kernel<T, kHeadDim, kDeep, kAny>, grid,
+        layout.tile.threads(), static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream,
+        params);
+  };
+  layout.deep ? go.template operator()<true>() : go.template operator()<false>();
+}
+
+template <class T, int kHeadDim>
 void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows,
                    void* workspace, int compute_capability, Stream stream) {
   if (layout.rows == 0 || p.batch == 0) return;
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
   if (layout.cluster_log2 > 0) {
-    const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(layout.units), static_cast<unsigned>(p.batch));
-    const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
-    const auto kernel = rows ? decode_cluster_kernel<T, kHeadDim, DecodeAccess::kRows>
-                             : decode_cluster_kernel<T, kHeadDim, DecodeAccess::kAny>;
-    launch_clusters(kernel, grid, static_cast<int>(layout.tile.threads()),
-                    static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream, params);
+    launch_decode_clusters<T, kHeadDim>(layout, params, stream);
     return;
   }
   const auto go = [&]<int kSize, int kGpu>() {

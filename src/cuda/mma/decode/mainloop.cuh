@@ -29,8 +29,8 @@ struct DecodeMainloop {
   Storage& storage;
   int warp, lane;
 
-  // All keys of a segment, all passes, to `out` and `rows`. One thread calls `note` while the first keys are on their way: it writes down in
-  // `storage`, for all, what is needed behind the loop. Called by the whole block, which no longer uses `storage`.
+  // All keys of a segment, all passes, to `out` and `rows`. All threads call `note` while the first keys are on their
+  // way, before a barrier of the block. Called by the whole block, which no longer uses `storage`.
   template <class Note>
   __device__ __forceinline__ void run(const DecodeSegment& segment, const Note& note, Output& out,
                                       SoftmaxRows<kRows>& rows) const {
@@ -45,10 +45,12 @@ struct DecodeMainloop {
  private:
   static_assert(kTile.rows() <= kTile.threads());
 
-  __device__ __forceinline__ void find_bounds(const DecodeSegment& segment) const {
+  // What is known of each row of the segment: the keys it sees, and where its result goes.
+  __device__ __forceinline__ void find_rows(const DecodeSegment& segment) const {
     if (threadIdx.x >= kTile.rows()) return;
-    const int row = segment.row_begin + min(static_cast<int>(threadIdx.x), segment.rows - 1);  // past the last: like it
-    const Interval seen = params.mask(segment.sequence_keys).row(params.by_group.divide(row));
+    const int row = min(static_cast<int>(threadIdx.x), segment.rows - 1);  // past the last: like it
+    storage.places[threadIdx.x] = row_place(params, segment, row);
+    const Interval seen = params.mask(segment.sequence_keys).row(params.by_group.divide(segment.row_begin + row));
     const int lo = max(static_cast<int>(seen.lo), segment.key_begin);
     storage.bounds[threadIdx.x] = {lo, max(lo, min(static_cast<int>(seen.hi), segment.key_end))};
   }
@@ -59,14 +61,16 @@ struct DecodeMainloop {
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTile.rows() * kChunks; i += kTile.threads()) {
       const int r = i / kChunks, column = i % kChunks * tile::kChunkElems;
-      const bool inside = r < segment.rows;
-      const T* from =
-          static_cast<const T*>(params.q.data) + row_offset(params, params.q, segment, inside ? r : 0, pass);
       const uint32_t to = target + tile::Swizzle<kHeadDim>::offset(r, i % kChunks) * sizeof(T);
+      if (r >= segment.rows) {
+        ptx::store_shared_16(to, {});
+        continue;
+      }
+      const T* from = static_cast<const T*>(params.q.data) + row_offset(params, params.q, segment, r, pass);
       if (kAccess == DecodeAccess::kAny && params.q.path == LoadPath::kAny) {
-        store_chunk(to, from, column, params.q.columns(), inside);
+        store_chunk(to, from, column, params.q.columns(), true);
       } else {
-        ptx::cp_async_16(to, from + column, inside && column < params.q.dim);
+        ptx::cp_async_16(to, from + column, column < params.q.dim);
       }
     }
   }
@@ -92,8 +96,8 @@ struct DecodeMainloop {
       if (step == 0) {
         if (pass == 0) {
           clear(out, rows);
-          find_bounds(segment);
-          if (threadIdx.x == kTile.threads() - 1) note();
+          find_rows(segment);
+          note();
         }
         ptx::cp_async_wait<kSlots - 2>();
         __syncthreads();  // queries, bounds and what was noted, by all threads for all

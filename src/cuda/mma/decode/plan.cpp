@@ -14,7 +14,7 @@ namespace {
 // Clocks of one multiprocessor, from measurements on an H200. Decode reads keys and values at 20 bytes per clock for
 // each row tile. A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that
 // beside a second block; cuda_sm90 is so much faster.
-constexpr double kBytesPerClock = 20, kDecodeStart = 12000;
+constexpr double kDecodeStart = 12000;
 constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 1.8;
 
 constexpr const char* kDecodeLimits =

@@ -31,6 +31,11 @@ struct DecodePart {
   __device__ __forceinline__ int slot(int i) const { return i == 0 ? first_slot : second_slot + (i - 1) * slot_step; }
 };
 
+struct RowPlace {
+  int64_t out, lse;
+  float sink;
+};
+
 inline constexpr unsigned kAllSteps = 0xffffffffu;  // more than there are
 
 struct DecodeSchedule {
@@ -131,9 +136,8 @@ struct DecodeSchedule {
       s.head_kv = at.unit / p.row_tiles;
       s.row_begin = (at.unit - s.head_kv * p.row_tiles) * p.tile_rows;
       s.rows = min(p.tile_rows, p.rows - s.row_begin);
-      const Interval seen =
-          p.mask(at.sequence_keys)
-              .rows(p.by_group.divide(s.row_begin), p.by_group.divide(s.row_begin + s.rows - 1) + 1);
+      const Interval seen = p.mask(at.sequence_keys)
+                                .rows(p.by_group.divide(s.row_begin), p.by_group.divide(s.row_begin + s.rows - 1) + 1);
       lo = static_cast<int>(seen.lo), hi = static_cast<int>(seen.hi);
     }
     s.key_begin = max(key_begin, lo);
@@ -151,6 +155,15 @@ __device__ __forceinline__ int64_t row_offset(const DecodeParams& p, const Decod
   if (p.rows_in_group == 1) return start + position * t.row_stride;
   const int block = position / p.rows_in_group;
   return start + block * t.block_stride + (position - block * p.rows_in_group) * t.row_stride;
+}
+
+// Where the result of row `row` of a unit goes, in elements; its sink, -inf without one.
+__device__ __forceinline__ RowPlace row_place(const DecodeParams& p, const DecodeSegment& s, int row) {
+  const int of_head = s.row_begin + row, position = static_cast<int>(p.by_group.divide(of_head));
+  const int head = s.head_kv * p.group + of_head - position * p.group;
+  return {row_offset(p, p.out, s, row, 0),
+          s.batch * p.lse_batch_stride + head * p.lse_head_stride + position * p.lse_row_stride,
+          p.sinks != nullptr ? p.sinks[head * p.sinks_stride] : -CUDART_INF_F};
 }
 
 }  // namespace plait::cuda::mma

@@ -23,9 +23,9 @@ struct KeyStream {
   static_assert(kChunks % kWide == 0 && kKeys % kRowsPerPass == 0 && kKeys <= 32);
 
   const DecodeParams& p;
-  const T *k, *v;        // element 0 of key 0 (grouped: of block 0) of the head
+  const T *k, *v;                  // element 0 of key 0 (grouped: of block 0) of the head
   const int32_t* table = nullptr;  // the sequence's pages; null: none
-  uint32_t* masks;       // [kTile.steps_under_way()], the warp's: bit i: key i of the step is on a page that exists
+  uint32_t* masks;  // [kTile.steps_under_way()], the warp's: bit i: key i of the step is on a page that exists
   int lane, key, key_end, stride;  // key: the next step's first
   int step = 0;
   int entry = 0, block = 0, row = 0;  // of the lane's key: page id of the next step; block and row of this step

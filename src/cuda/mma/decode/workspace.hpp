@@ -21,6 +21,11 @@ inline constexpr int64_t kWholeShares = 8;
 inline constexpr int64_t kFewestSteps = 8;
 // Blocks of a cluster at most; more than kPortableCluster a kernel has to ask for.
 inline constexpr int kMostClusterLog2 = 4, kPortableCluster = 8;
+// Clocks that a call with clusters is shorter by, and what its blocks read: the share of the bandwidth that even shares
+// of few blocks reach, bytes per clock of a multiprocessor with all blocks at work, of a block of a cluster alone.
+// Measured on an H200.
+inline constexpr double kClusterGain = 12000, kClusterShare = 0.94;
+inline constexpr double kBytesPerClock = 20, kBlockBytesPerClock = 32, kDeepBytesPerClock = 55;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t aligned(int64_t bytes) {
@@ -40,10 +45,11 @@ struct DecodeLayout {
   // Few alike units, on a GPU with clusters: each unit has 2^cluster_log2 blocks, and each finishes 2^slice_log2
   // vectors of its result (cluster.cuh). 0: the blocks merge through the workspace.
   int cluster_log2 = 0, slice_log2 = 0;
-  int64_t split_keys;              // keys of a split in fixed-split mode, else 0
-  int64_t splits;                  // of a sequence, at most
-  int64_t partials;                // places for a unit's partial result
-  int64_t arrivals;                // counters
+  bool deep = false;   // blocks of a cluster have a multiprocessor each (catalog::cluster_tile)
+  int64_t split_keys;  // keys of a split in fixed-split mode, else 0
+  int64_t splits;      // of a sequence, at most
+  int64_t partials;    // places for a unit's partial result
+  int64_t arrivals;    // counters
   int64_t out_bytes, stats_bytes, arrivals_bytes;
 
   DecodeLayout(const AttentionProblem& p, const DeviceInfo& device)
@@ -98,24 +104,41 @@ struct DecodeLayout {
   }
 
  private:
-  // One block for each multiprocessor at most, though there is room for two: clusters lie within groups of
-  // multiprocessors whose sizes differ from GPU to GPU.
+  // Up to a sixteenth of the multiprocessors in units: half of the multiprocessors with deep blocks, else a block for
+  // each, though there is room for two: clusters lie within groups of multiprocessors, whose sizes differ from GPU to
+  // GPU, and two large clusters in one group would share its bandwidth.
   void choose_cluster(const AttentionProblem& p, const DeviceInfo& device) {
     const int64_t all_units = p.batch * units;
     const bool alike = !p.cached || p.batch == 1;
     if (!catalog::kClusters || device.compute_capability != 90 || !alike || split_keys > 0 || row_tiles != 1 ||
-        choice.size != 0 || choice.gpu != 0) {
+        choice.size != 0 || choice.gpu != 0 || all_units == 0) {
       return;
     }
-    cluster_log2 = kMostClusterLog2;
-    while (cluster_log2 > 0 && all_units << cluster_log2 > device.multiprocessors) --cluster_log2;
-    const int64_t vectors = tile_rows * bucket / kVector;
-    while (vectors > int64_t{1} << (cluster_log2 + slice_log2)) ++slice_log2;
-    const int64_t blocks = (device.smem_per_block_bytes + tile.kBlockReservedBytes) /
-                           (cluster_smem_bytes() + tile.kBlockReservedBytes);
-    if (2 * (all_units << cluster_log2) < device.multiprocessors || blocks < tile.most_blocks_per_multiprocessor) {
-      cluster_log2 = 0;
-    }
+    deep = all_units << kMostClusterLog2 <= device.multiprocessors;
+    const int64_t most = device.multiprocessors / (deep ? 2 : 1);
+    int log2 = kMostClusterLog2;
+    while (log2 > 0 && all_units << log2 > most) --log2;
+    if (log2 == 0 || !set_cluster(log2, device.smem_per_block_bytes)) return;
+    // Half of a cache is taken to be full.
+    const double bytes =
+        static_cast<double>(all_units * keys * p.joint_passes() * (p.head_dim + p.head_dim_v)) * (p.cached ? 1.0 : 2.0);
+    const double all = kBytesPerClock * device.multiprocessors;
+    const double own = static_cast<double>(all_units << log2) * (deep ? kDeepBytesPerClock : kBlockBytesPerClock);
+    if (bytes / std::min(own, all * kClusterShare) > bytes / all + kClusterGain) cluster_log2 = 0;
+  }
+
+ public:
+  // Clusters of 2^log2 blocks, if their shared memory fits; `deep` says of which.
+  bool set_cluster(int log2, int64_t smem_per_block_bytes) {
+    const catalog::DecodeTile before = tile;
+    tile = catalog::cluster_tile(bucket, deep);
+    cluster_log2 = log2, slice_log2 = 0;
+    while (tile_rows * bucket / kVector > int64_t{1} << (cluster_log2 + slice_log2)) ++slice_log2;
+    const int64_t blocks =
+        (smem_per_block_bytes + tile.kBlockReservedBytes) / (cluster_smem_bytes() + tile.kBlockReservedBytes);
+    if (blocks >= tile.most_blocks_per_multiprocessor) return true;
+    tile = before, cluster_log2 = 0;
+    return false;
   }
 };
 
