@@ -11,10 +11,16 @@ namespace plait::ptx {
 // All threads of all blocks of the cluster arrive, then wait: all blocks have begun. No write is made visible, other
 // than what fence_mbarrier_init() is for.
 __device__ __forceinline__ void cluster_arrive() {
-  if constexpr (kCapability >= 90) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  if constexpr (kCapability >= 90) {
+    __syncwarp();  // both are for whole warps
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
 }
 __device__ __forceinline__ void cluster_wait() {
-  if constexpr (kCapability >= 90) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if constexpr (kCapability >= 90) {
+    __syncwarp();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
 }
 
 // The place in the shared memory of block `rank` of the cluster that `address` is in one's own.

@@ -21,11 +21,14 @@ inline constexpr int64_t kWholeShares = 8;
 inline constexpr int64_t kFewestSteps = 8;
 // Blocks of a cluster at most; more than kPortableCluster a kernel has to ask for.
 inline constexpr int kMostClusterLog2 = 4, kPortableCluster = 8;
-// Clocks that a call with clusters is shorter by, and what its blocks read: the share of the bandwidth that even shares
-// of few blocks reach, bytes per clock of a multiprocessor with all blocks at work, of a block of a cluster alone.
-// Measured on an H200.
-inline constexpr double kClusterGain = 12000, kClusterShare = 0.94;
-inline constexpr double kBytesPerClock = 20, kBlockBytesPerClock = 32, kDeepBytesPerClock = 55;
+
+// A model of a call, in clocks, by measurements on an H200: bytes per clock of a multiprocessor with all at work; of a
+// block of a cluster at most (light: over pages, or of narrow heads); the share of the bandwidth that clusters of 2, 4,
+// 8 and 16 blocks reach together; what merging through the workspace takes longer, and for each row of a part of 128
+// columns.
+inline constexpr double kBytesPerClock = 20, kBlockBytesPerClock = 38, kLightBlockBytesPerClock = 22;
+inline constexpr double kClusterShares[kMostClusterLog2] = {1.0, 0.93, 0.96, 0.9};
+inline constexpr double kArrivalClocks = 4500, kPartRowClocks = 60;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t aligned(int64_t bytes) {
@@ -66,7 +69,7 @@ struct DecodeLayout {
     const int64_t all_units = p.batch * units;
     const int64_t resident =
         device.multiprocessors * std::max(1, tile.blocks_per_multiprocessor(device.smem_per_block_bytes));
-    choose_cluster(p, device);
+    if (all_units > 0) choose_cluster(p, device, resident);
     if (cluster_log2 > 0) {
       splits = int64_t{1} << cluster_log2;
       workers = all_units << cluster_log2;
@@ -103,42 +106,43 @@ struct DecodeLayout {
            p.batch * units <= kMostSteps / std::max<int64_t>(1, steps);
   }
 
- private:
-  // Up to a sixteenth of the multiprocessors in units: half of the multiprocessors with deep blocks, else a block for
-  // each, though there is room for two: clusters lie within groups of multiprocessors, whose sizes differ from GPU to
-  // GPU, and two large clusters in one group would share its bandwidth.
-  void choose_cluster(const AttentionProblem& p, const DeviceInfo& device) {
-    const int64_t all_units = p.batch * units;
-    const bool alike = !p.cached || p.batch == 1;
-    if (!catalog::kClusters || device.compute_capability != 90 || !alike || split_keys > 0 || row_tiles != 1 ||
-        choice.size != 0 || choice.gpu != 0 || all_units == 0) {
-      return;
-    }
-    deep = all_units << kMostClusterLog2 <= device.multiprocessors;
-    const int64_t most = device.multiprocessors / (deep ? 2 : 1);
-    int log2 = kMostClusterLog2;
-    while (log2 > 0 && all_units << log2 > most) --log2;
-    if (log2 == 0 || !set_cluster(log2, device.smem_per_block_bytes)) return;
-    // Half of a cache is taken to be full.
-    const double bytes =
-        static_cast<double>(all_units * keys * p.joint_passes() * (p.head_dim + p.head_dim_v)) * (p.cached ? 1.0 : 2.0);
-    const double all = kBytesPerClock * device.multiprocessors;
-    const double own = static_cast<double>(all_units << log2) * (deep ? kDeepBytesPerClock : kBlockBytesPerClock);
-    if (bytes / std::min(own, all * kClusterShare) > bytes / all + kClusterGain) cluster_log2 = 0;
-  }
-
- public:
-  // Clusters of 2^log2 blocks, if their shared memory fits; `deep` says of which.
-  bool set_cluster(int log2, int64_t smem_per_block_bytes) {
+  // Clusters of 2^log2 blocks, if their shared memory fits.
+  bool set_cluster(int log2, bool deep_blocks, int64_t smem_per_block_bytes) {
     const catalog::DecodeTile before = tile;
-    tile = catalog::cluster_tile(bucket, deep);
-    cluster_log2 = log2, slice_log2 = 0;
+    tile = catalog::cluster_tile(bucket, deep_blocks);
+    deep = deep_blocks, cluster_log2 = log2, slice_log2 = 0;
     while (tile_rows * bucket / kVector > int64_t{1} << (cluster_log2 + slice_log2)) ++slice_log2;
     const int64_t blocks =
         (smem_per_block_bytes + tile.kBlockReservedBytes) / (cluster_smem_bytes() + tile.kBlockReservedBytes);
     if (blocks >= tile.most_blocks_per_multiprocessor) return true;
     tile = before, cluster_log2 = 0;
     return false;
+  }
+
+ private:
+  // A block for each multiprocessor at most, though there is room for two: clusters lie within groups of
+  // multiprocessors whose sizes differ, so clusters of 16 are fewer still, lest two share a group's bandwidth. Blocks
+  // of 8 on half of the multiprocessors are deep. Light blocks have to be many.
+  void choose_cluster(const AttentionProblem& p, const DeviceInfo& device, int64_t resident) {
+    const int64_t all_units = p.batch * units, most = device.multiprocessors;
+    const bool alike = !p.cached || p.batch == 1, light = p.page_size > 0 || bucket < 128;
+    if (!catalog::kClusters || device.compute_capability != 90 || !alike || split_keys > 0 || row_tiles != 1 ||
+        choice.size != 0 || choice.gpu != 0) {
+      return;
+    }
+    int log2 = 16 * all_units <= (light ? most : most - most / 8) ? kMostClusterLog2 : kMostClusterLog2 - 1;
+    while (log2 > 0 && all_units << log2 > most) --log2;
+    if (log2 == 0) return;
+    // Half of a cache is taken to be full.
+    const double bytes = static_cast<double>(all_units) * static_cast<double>(keys * p.joint_passes()) *
+                         static_cast<double>(p.head_dim + p.head_dim_v) * (p.cached ? 1.0 : 2.0);
+    const double all = kBytesPerClock * static_cast<double>(most);
+    const double own =
+        (light ? kLightBlockBytesPerClock : kBlockBytesPerClock) * static_cast<double>(all_units << log2);
+    const double parts = static_cast<double>(resident) / static_cast<double>(all_units);
+    const double gain = kArrivalClocks + kPartRowClocks * parts * static_cast<double>(tile_rows * p.head_dim_v) / 128;
+    if (bytes / std::min(own, all * kClusterShares[log2 - 1]) > bytes / all + gain) return;
+    set_cluster(log2, !light && log2 == 3 && 2 * (all_units << log2) <= most, device.smem_per_block_bytes);
   }
 };
 
