@@ -28,11 +28,11 @@ struct DecodeTile {
     return steps;
   }
   constexpr bool query_in_registers() const { return row_blocks * head_dim <= 128; }
-  // Queries and rings of 16-bit elements; bounds of each row; maximum and sum of each row of a row block per warp;
-  // masks of steps per warp.
+  // Queries and rings of 16-bit elements; bounds and place of each row; maximum and sum of each row of a row block per
+  // warp; masks of steps per warp.
   constexpr int64_t smem_bytes() const {
     const int64_t bytes = int64_t{2} * rows() * head_dim + int64_t{2} * warps * slots * slot_elems() +
-                          int64_t{8} * rows() + int64_t{8} * kBlockRows * warps +
+                          int64_t{32} * rows() + int64_t{8} * kBlockRows * warps +
                           int64_t{4} * warps * steps_under_way() + kStateBytes;
     return (bytes + 127) / 128 * 128;
   }
@@ -73,6 +73,14 @@ constexpr DecodeChoice decode_choice(int64_t head_dim_bucket, int64_t rows, int6
   const DecodeTile& large = tiles[size][0];
   const bool both = large.blocks_per_multiprocessor(smem_per_block_bytes) == large.most_blocks_per_multiprocessor;
   return {size, both ? 0 : 1};
+}
+
+// Of the blocks of a cluster, for up to 16 rows. Deep: one block of a multiprocessor, with what two would have under
+// way.
+constexpr DecodeTile cluster_tile(int64_t head_dim_bucket, bool deep) {
+  DecodeTile tile = decode_tiles(head_dim_bucket)[0][0];
+  if (deep) tile.slots = 2 * tile.slots - 1, tile.most_blocks_per_multiprocessor = 1;
+  return tile;
 }
 
 }  // namespace plait::catalog

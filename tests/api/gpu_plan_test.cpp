@@ -89,9 +89,29 @@ TEST(GpuPlan, FixedSplitsChooseTheirStrategy) {
 
 // Partial results are kept for the blocks of the GPU, not for the keys.
 TEST(GpuPlan, WorkspaceDoesNotGrowWithTheKeys) {
-  const int64_t bytes = plan(Sizes{.seqlen_kv = 65536}).workspace_bytes;
-  EXPECT_EQ(plan(Sizes{.seqlen_kv = 1 << 20}).workspace_bytes, bytes);
+  const int64_t bytes = plan(Sizes{.batch = 8, .seqlen_kv = 65536}).workspace_bytes;
+  EXPECT_EQ(plan(Sizes{.batch = 8, .seqlen_kv = 1 << 20}).workspace_bytes, bytes);
   EXPECT_LT(bytes, 16 << 20);
+}
+
+TEST(GpuPlan, FewAlikeUnitsRunInClustersOnHopper) {
+  const auto in_clusters = [](const Plan& p) { return p.explain().find("clusters of") != std::string::npos; };
+  const Plan one = plan(Sizes{});
+  EXPECT_TRUE(in_clusters(one)) << one.explain();
+  EXPECT_EQ(one.splits, 8);
+  EXPECT_EQ(one.workspace_bytes, 0);
+  EXPECT_EQ(plan(Sizes{.heads_q = 28, .heads_kv = 4}).splits, 16);
+  EXPECT_TRUE(in_clusters(plan(Sizes{.heads_kv = 32})));
+  EXPECT_TRUE(in_clusters(plan(Sizes{.batch = 8})));
+  EXPECT_FALSE(in_clusters(plan(Sizes{}, "a100")));
+  EXPECT_FALSE(in_clusters(plan(Sizes{.batch = 64})));
+  EXPECT_FALSE(in_clusters(plan(Sizes{.heads_kv = 32, .seqlen_kv = 1 << 20})));
+  AttentionArgs fixed = attention({});
+  fixed.options.split_size = 1024;
+  EXPECT_FALSE(in_clusters(plan(fixed)));
+  const DeviceInfo h200 = DeviceInfo::by_name("h200");
+  EXPECT_TRUE(in_clusters(plan_attention_with_kvcache(cache({}), h200)));
+  EXPECT_FALSE(in_clusters(plan_attention_with_kvcache(cache({.batch = 2}), h200)));  // lengths differ
 }
 
 TEST(GpuPlan, CachesRunOnTensorCores) {

@@ -44,6 +44,17 @@ TEST(MmaTiles, EveryBucketFitsEveryGpu) {
   }
 }
 
+TEST(MmaTiles, BlocksOfClustersFitHopper) {
+  constexpr int64_t kHopper = kSmemLimits[3];
+  for (const int bucket : {32, 64, 96, 128, 192, 256}) {
+    for (const bool deep : {false, true}) {
+      const catalog::DecodeTile tile = catalog::cluster_tile(bucket, deep);
+      EXPECT_LE(tile.smem_bytes() + int64_t{16} * bucket * 4 + 16 * 16 * 8, kHopper) << bucket;
+      EXPECT_EQ(tile.blocks_per_multiprocessor(kHopper), deep ? 1 : 2) << bucket;
+    }
+  }
+}
+
 TEST(MmaTiles, LargerGpusNeverGetSmallerTiles) {
   for (const int bucket : {32, 64, 96, 128, 192, 256}) {
     for (size_t i = 1; i < std::size(kSmemLimits); ++i) {

@@ -3,11 +3,10 @@
 #pragma once
 
 #include "cuda/mma/decode/mainloop.cuh"
+#include "cuda/mma/decode/workspace.hpp"
 #include "cuda/ptx/grid.cuh"
 
 namespace plait::cuda::mma {
-
-inline constexpr int kVector = 4;  // columns that a thread merges at a time
 
 // A row's reference and sum, and kVector columns of its accumulators.
 struct MergedRow {
@@ -32,16 +31,11 @@ struct MergedRow {
 
 // Columns [column, column + kVector) of a finished row of a unit; the thread of column 0 also writes the LSE.
 template <class T>
-__device__ __forceinline__ void write_row(const DecodeParams& p, const DecodeSegment& s, int row, int column,
+__device__ __forceinline__ void write_row(const DecodeParams& p, const RowPlace& place, int column,
                                           const MergedRow& merged) {
-  const int of_head = s.row_begin + row, position = of_head / p.group;
-  const int head = s.head_kv * p.group + of_head - position * p.group;
-  const RowResult result =
-      finish_row(merged.reference, merged.sum, p.sinks != nullptr ? p.sinks[head * p.sinks_stride] : -CUDART_INF_F);
-  if (column == 0 && p.lse != nullptr) {
-    p.lse[s.batch * p.lse_batch_stride + head * p.lse_head_stride + position * p.lse_row_stride] = result.lse;
-  }
-  const int64_t offset = row_offset(p, p.out, s, row, 0) + column * p.out.dim_stride;
+  const RowResult result = finish_row(merged.reference, merged.sum, place.sink);
+  if (column == 0 && p.lse != nullptr) p.lse[place.lse] = result.lse;
+  const int64_t offset = place.out + column * p.out.dim_stride;
   const float out[kVector] = {merged.out.x * result.out_factor, merged.out.y * result.out_factor,
                               merged.out.z * result.out_factor, merged.out.w * result.out_factor};
   if (p.out_float) {
@@ -80,12 +74,11 @@ struct Combine {
   __device__ __forceinline__ void finish(const DecodeSegment& s, const DecodePart& part,
                                          const typename Loop::Output& out, SoftmaxRows<Loop::kRows>& rows) const {
     const int column_groups = p.out.dim / kVector;
-#pragma unroll
-    for (int i = 0; i < Loop::kRows; ++i) rows.sum[i] = quad_sum(rows.sum[i]);
+    sum_quads(rows);
 #pragma unroll
     for (int block = 0; block < kTile.row_blocks; ++block) {
       __syncthreads();  // first: every warp has left its ring; then: the stage of the row block before has been read
-      stage(s, out[block], rows, block);
+      stage(s.rows, out[block], rows, block);
       __syncthreads();
       const int rows_here = min(kBlockRows, s.rows - block * kBlockRows);
 #pragma unroll 1
@@ -93,7 +86,7 @@ struct Combine {
         const int r = i / column_groups, column = (i - r * column_groups) * kVector, row = block * kBlockRows + r;
         const MergedRow merged = merge_warps(r, column);
         if (part.parts == 1) {
-          write_row<T>(p, s, row, column, merged);
+          write_row<T>(p, storage.places[row], column, merged);
           continue;
         }
         const int64_t at = int64_t{part.slot(part.part)} * p.tile_rows + row;
@@ -117,18 +110,23 @@ struct Combine {
 #pragma unroll 1
     for (int i = threadIdx.x; i < s.rows * column_groups; i += kTile.threads()) {
       const int row = i / column_groups, column = (i - row * column_groups) * kVector;
-      write_row<T>(p, s, row, column, merge_parts(part, row, column));
+      write_row<T>(p, storage.places[row], column, merge_parts(part, row, column));
     }
   }
 
- private:
-  __device__ __forceinline__ void stage(const DecodeSegment& s, const float (&out)[2 * Loop::kDepth][4],
+  // The parts of finish(): a row's sum from the threads that share it; a row block of the warp's accumulators to shared
+  // memory; the warps' results there as one.
+  __device__ __forceinline__ static void sum_quads(SoftmaxRows<Loop::kRows>& rows) {
+#pragma unroll
+    for (int i = 0; i < Loop::kRows; ++i) rows.sum[i] = quad_sum(rows.sum[i]);
+  }
+  __device__ __forceinline__ void stage(int unit_rows, const float (&out)[2 * Loop::kDepth][4],
                                         const SoftmaxRows<Loop::kRows>& rows, int block) const {
     float* to = storage.stage(warp);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = 8 * half + lane / 4;
-      if (block * kBlockRows + r >= s.rows) continue;
+      if (block * kBlockRows + r >= unit_rows) continue;
 #pragma unroll
       for (int n = 0; n < 2 * Loop::kDepth; ++n) {
         *reinterpret_cast<float2*>(to + r * Storage::kStagePitch + 8 * n + lane % 4 * 2) =
@@ -151,6 +149,7 @@ struct Combine {
     return whole;
   }
 
+ private:
   __device__ __forceinline__ MergedRow merge_parts(const DecodePart& part, int row, int column) const {
     MergedRow whole;
 #pragma unroll 1

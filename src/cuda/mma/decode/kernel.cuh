@@ -7,14 +7,14 @@
 namespace plait::cuda::mma {
 
 // Called by the whole block, which no longer uses `storage`; it does again until the next barrier.
-template <class T, catalog::DecodeTile kTile, class PartOf>
+template <class T, catalog::DecodeTile kTile, class Note>
 __device__ __forceinline__ void attend_segment(const DecodeParams& params, DecodeStorage<T, kTile>& storage,
-                                               const DecodeSegment& segment, const PartOf& part_of) {
+                                               const DecodeSegment& segment, const Note& note) {
   using Loop = DecodeMainloop<T, kTile>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  typename Loop::Output out{};
+  typename Loop::Output out;
   SoftmaxRows<Loop::kRows> rows;
-  Loop{params, storage, warp, lane}.run(segment, part_of, out, rows);
+  Loop{params, storage, warp, lane}.run(segment, note, out, rows);
   const Combine<T, kTile> combine{params, storage, warp, lane};
   combine.finish(storage.segment, storage.part, out, rows);
   ptx::wait_for_grid();  // the counters are zero
@@ -55,12 +55,14 @@ __global__ void __launch_bounds__(catalog::decode_tiles(kHeadDim)[kSize][kGpu].t
     }
     const unsigned upto = fixed ? step + gridDim.x : min(end, at.unit_begin + at.keys.steps);
     if (threadIdx.x == kTile.threads() - 1) storage.place = at, storage.shares = shares;
-    attend_segment<T, kTile>(params, storage, fixed ? schedule.split(at, step) : schedule.share(at, step, upto),
-                             [&params, &storage, step] {
-                               const DecodeSchedule of{params, kTile.step_keys};
-                               return params.split_keys > 0 ? of.split_part(storage.place, step)
-                                                            : of.share_part(storage.place, storage.shares, blockIdx.x);
-                             });
+    const DecodeSegment segment = fixed ? schedule.split(at, step) : schedule.share(at, step, upto);
+    attend_segment<T, kTile>(params, storage, segment, [&params, &storage, &segment, step] {
+      if (threadIdx.x != kTile.threads() - 1) return;
+      const DecodeSchedule of{params, kTile.step_keys};
+      storage.segment = segment;
+      storage.part = params.split_keys > 0 ? of.split_part(storage.place, step)
+                                           : of.share_part(storage.place, storage.shares, blockIdx.x);
+    });
     step = upto;
     if (step >= end) return;
     __syncthreads();

@@ -5,6 +5,7 @@
 #include <bit>
 #include <tuple>
 
+#include "cuda/mma/decode/cluster.cuh"
 #include "cuda/mma/decode/decode.hpp"
 #include "cuda/mma/decode/kernel.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -45,10 +46,12 @@ inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionPro
   params.ragged = p.cached, params.causal = p.causal;
   params.batch = static_cast<int>(p.batch), params.units = static_cast<int>(layout.units);
   params.row_tiles = static_cast<int>(layout.row_tiles), params.group = static_cast<int>(layout.group);
+  params.by_group = Divisor::of(layout.group);
   params.rows = static_cast<int>(layout.rows), params.tile_rows = static_cast<int>(layout.tile_rows);
   params.mask_rows = static_cast<int>(p.seqlen_q * p.rows_per_position());
   params.key_capacity = static_cast<int>(layout.keys);
   params.split_keys = static_cast<int>(layout.split_keys), params.splits = static_cast<int>(layout.splits);
+  params.cluster_log2 = layout.cluster_log2, params.slice_log2 = layout.slice_log2;
   params.window_left = p.window_left, params.window_right = p.window_right;
   params.token_group =
       p.mode == HeadMode::kInterleaved && p.mask == PseudoMask::kToken ? static_cast<int>(p.pseudo_heads) : 1;
@@ -91,10 +94,30 @@ void launch_decode_tile(const DecodeParams& params, int64_t workers, int compute
 }
 
 template <class T, int kHeadDim>
+void launch_decode_clusters(const DecodeLayout& layout, const DecodeParams& params, cudaStream_t stream) {
+  constexpr DecodeAccess kRows = DecodeAccess::kRows, kAny = DecodeAccess::kAny;
+  const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
+  const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(params.units), static_cast<unsigned>(params.batch));
+  const auto go = [&]<bool kDeep>() {
+    static_assert(sizeof(DecodeStorage<T, catalog::cluster_tile(kHeadDim, kDeep)>) <=
+                  catalog::cluster_tile(kHeadDim, kDeep).smem_bytes());
+    launch_clusters(
+        rows ? decode_cluster_kernel<T, kHeadDim, kDeep, kRows> : decode_cluster_kernel<T, kHeadDim, kDeep, kAny>, grid,
+        layout.tile.threads(), static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream,
+        params);
+  };
+  layout.deep ? go.template operator()<true>() : go.template operator()<false>();
+}
+
+template <class T, int kHeadDim>
 void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows,
                    void* workspace, int compute_capability, Stream stream) {
   if (layout.rows == 0 || p.batch == 0) return;
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
+  if (layout.cluster_log2 > 0) {
+    launch_decode_clusters<T, kHeadDim>(layout, params, stream);
+    return;
+  }
   const auto go = [&]<int kSize, int kGpu>() {
     launch_decode_tile<T, kHeadDim, kSize, kGpu>(params, params.ragged ? layout.workers : params.shares.workers,
                                                  compute_capability, stream);

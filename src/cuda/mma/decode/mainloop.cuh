@@ -8,7 +8,7 @@
 
 namespace plait::cuda::mma {
 
-template <class T, catalog::DecodeTile kTile>
+template <class T, catalog::DecodeTile kTile, DecodeAccess kAccess = DecodeAccess::kAny>
 struct DecodeMainloop {
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.step_keys, kSlots = kTile.slots;
   static constexpr int kBlocks = kTile.row_blocks;
@@ -19,7 +19,7 @@ struct DecodeMainloop {
   static constexpr uint32_t kSlotBytes = kTile.slot_elems() * sizeof(T);
 
   using Storage = DecodeStorage<T, kTile>;
-  using Stream = KeyStream<T, kTile>;
+  using Stream = KeyStream<T, kTile, kAccess>;
   using Fragment = tile::Fragments<kHeadDim>;
   using Scores = float[kBlocks][2 * kKeyBlocks][4];
   using Output = float[kBlocks][2 * kDepth][4];
@@ -29,25 +29,28 @@ struct DecodeMainloop {
   Storage& storage;
   int warp, lane;
 
-  // All keys of a segment, all passes. `part_of` tells its part, while the first keys are on their way. Called by the
-  // whole block, which no longer uses `storage`.
-  template <class PartOf>
-  __device__ __forceinline__ void run(const DecodeSegment& segment, const PartOf& part_of, Output& out,
+  // All keys of a segment, all passes, to `out` and `rows`. All threads call `note` while the first keys are on their
+  // way, before a barrier of the block. Called by the whole block, which no longer uses `storage`.
+  template <class Note>
+  __device__ __forceinline__ void run(const DecodeSegment& segment, const Note& note, Output& out,
                                       SoftmaxRows<kRows>& rows) const {
+    const int passes = kAccess == DecodeAccess::kRows ? 1 : params.passes;
 #pragma unroll 1
-    for (int pass = 0; pass < params.passes; ++pass) {
+    for (int pass = 0; pass < passes; ++pass) {
       if (pass > 0) __syncthreads();  // all warps have read the queries before
-      run_pass(segment, pass, part_of, out, rows);
+      run_pass(segment, pass, note, out, rows);
     }
   }
 
  private:
   static_assert(kTile.rows() <= kTile.threads());
 
-  __device__ __forceinline__ void find_bounds(const DecodeSegment& segment) const {
+  // What is known of each row of the segment: the keys it sees, and where its result goes.
+  __device__ __forceinline__ void find_rows(const DecodeSegment& segment) const {
     if (threadIdx.x >= kTile.rows()) return;
-    const int row = segment.row_begin + min(static_cast<int>(threadIdx.x), segment.rows - 1);  // past the last: like it
-    const Interval seen = params.mask(segment.sequence_keys).row(row / params.group);
+    const int row = min(static_cast<int>(threadIdx.x), segment.rows - 1);  // past the last: like it
+    storage.places[threadIdx.x] = row_place(params, segment, row);
+    const Interval seen = params.mask(segment.sequence_keys).row(params.by_group.divide(segment.row_begin + row));
     const int lo = max(static_cast<int>(seen.lo), segment.key_begin);
     storage.bounds[threadIdx.x] = {lo, max(lo, min(static_cast<int>(seen.hi), segment.key_end))};
   }
@@ -58,27 +61,28 @@ struct DecodeMainloop {
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTile.rows() * kChunks; i += kTile.threads()) {
       const int r = i / kChunks, column = i % kChunks * tile::kChunkElems;
-      const bool inside = r < segment.rows;
-      const T* from =
-          static_cast<const T*>(params.q.data) + row_offset(params, params.q, segment, inside ? r : 0, pass);
       const uint32_t to = target + tile::Swizzle<kHeadDim>::offset(r, i % kChunks) * sizeof(T);
-      if (params.q.path == LoadPath::kAny) {
-        store_chunk(to, from, column, params.q.columns(), inside);
+      if (r >= segment.rows) {
+        ptx::store_shared_16(to, {});
+        continue;
+      }
+      const T* from = static_cast<const T*>(params.q.data) + row_offset(params, params.q, segment, r, pass);
+      if (kAccess == DecodeAccess::kAny && params.q.path == LoadPath::kAny) {
+        store_chunk(to, from, column, params.q.columns(), true);
       } else {
-        ptx::cp_async_16(to, from + column, inside && column < params.q.dim);
+        ptx::cp_async_16(to, from + column, column < params.q.dim);
       }
     }
-    ptx::cp_async_commit();
   }
 
   // The items of a ring are keys, values, keys, ... of the warp's steps. Before item i is used, item i + kSlots - 1 is
-  // sent for, into the place of item i - 1; the loop begins early to fill the ring.
-  template <class PartOf>
-  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, const PartOf& part_of, Output& out,
+  // sent for, into the place of item i - 1; the loop begins early to fill the ring. The queries come with the first
+  // keys, behind them where the ring has a place free.
+  template <class Note>
+  __device__ __forceinline__ void run_pass(const DecodeSegment& segment, int pass, const Note& note, Output& out,
                                            SoftmaxRows<kRows>& rows) const {
     constexpr int kEarlySteps = kSlots / 2;
     constexpr bool kEven = kSlots % 2 == 0;
-    load_queries(segment, pass);
     const uint32_t ring = ptx::shared_address(storage.ring[warp]);
     const uint32_t query_lanes = ptx::shared_address(storage.q) + Fragment::lane_bytes(lane);
     const uint32_t key_lanes = ring + Fragment::lane_bytes_b(lane), value_lanes = ring + Fragment::lane_bytes(lane);
@@ -91,11 +95,12 @@ struct DecodeMainloop {
     for (int step = -kEarlySteps;; ++step) {
       if (step == 0) {
         if (pass == 0) {
-          find_bounds(segment);
-          if (threadIdx.x == kTile.threads() - 1) storage.segment = segment, storage.part = part_of();
+          clear(out, rows);
+          find_rows(segment);
+          note();
         }
-        ptx::cp_async_wait<kSlots - 1>();
-        __syncthreads();  // queries, bounds, segment and part, by all threads for all
+        ptx::cp_async_wait<kSlots - 2>();
+        __syncthreads();  // queries, bounds and what was noted, by all threads for all
         if constexpr (kQueryInRegisters) tile::read_queries<kHeadDim>(queries, query_lanes);
       }
       if (step >= 0) {
@@ -103,10 +108,11 @@ struct DecodeMainloop {
         ptx::cp_async_wait<kSlots - 2>();
         __syncwarp();
       }
-      if (kEven) {
-        if (step > -kEarlySteps) stream.load_values(ring + free_slot);
-      } else {
-        stream.load_keys(ring + free_slot);
+      if (!kEven) stream.load_keys(ring + free_slot);
+      if (step == -kEarlySteps) {
+        load_queries(segment, pass);
+      } else if (kEven) {
+        stream.load_values(ring + free_slot);
       }
       ptx::cp_async_commit();
       Scores scores{};
@@ -137,6 +143,18 @@ struct DecodeMainloop {
     ptx::cp_async_wait<0>();
   }
 
+  __device__ __forceinline__ static void clear(Output& out, SoftmaxRows<kRows>& rows) {
+    rows = {};
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int n = 0; n < 2 * kDepth; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[block][n][e] = 0.0f;
+      }
+    }
+  }
+
   __device__ __forceinline__ static void advance(uint32_t& slot, uint32_t& free_slot) {
     free_slot = slot;
     slot = slot == (kSlots - 1) * kSlotBytes ? 0 : slot + kSlotBytes;
@@ -148,7 +166,7 @@ struct DecodeMainloop {
     if (params.score.transform) transform_scores(scores, params.score);
     const int2 first = storage.bounds[0], last = storage.bounds[kTile.rows() - 1];
     if (key < last.x || key + kKeys > first.y) apply_bounds(scores, storage.bounds, key, lane);
-    if (params.table != nullptr) {
+    if (kAccess == DecodeAccess::kAny && params.table != nullptr) {
       const uint32_t mask = storage.masks[warp][step % kTile.steps_under_way()];
       if (mask != Stream::kAllKeys) apply_mask(scores, mask);
     }

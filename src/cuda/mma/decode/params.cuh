@@ -4,6 +4,7 @@
 
 #include "core/mask.hpp"
 #include "cuda/common/apply_mask.cuh"
+#include "cuda/common/divisor.hpp"
 #include "cuda/common/loader.cuh"
 
 namespace plait::cuda::mma {
@@ -49,13 +50,21 @@ struct Shares {
   }
 };
 
+// What a kernel can read, as a template argument: the code of a short sequence runs once, cold.
+enum class DecodeAccess {
+  kAny,
+  kRows,  // q, k and v in 16-byte copies, dense, one pass
+};
+
 struct DecodeParams {
   // Which work: sequences that are alike (`shares`, `keys`), or those of a cache, whose lengths the device reads.
   bool ragged, causal;
   int batch, units, row_tiles, group;  // units: of a sequence
+  Divisor by_group;                    // rows of a key head to positions
   int rows, tile_rows;                 // softmax rows of a key head and of a unit
   int mask_rows, key_capacity;         // softmax rows of a head, keys of a sequence at most
   int split_keys, splits;              // keys of a fixed split, splits of a sequence at most; 0: even shares
+  int cluster_log2, slice_log2;        // blocks of a unit; items of its result (ClusterMerge) that one finishes
   Shares shares;
   SequenceKeys keys;
   int passes;                     // joint

@@ -14,7 +14,7 @@ namespace {
 // Clocks of one multiprocessor, from measurements on an H200. Decode reads keys and values at 20 bytes per clock for
 // each row tile. A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that
 // beside a second block; cuda_sm90 is so much faster.
-constexpr double kBytesPerClock = 20, kDecodeStart = 12000;
+constexpr double kDecodeStart = 12000, kClusterStart = 5000;
 constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 1.8;
 
 constexpr const char* kDecodeLimits =
@@ -23,7 +23,8 @@ constexpr const char* kDecodeLimits =
 double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
   const double bytes = static_cast<double>(p.batch * p.heads_kv * layout.keys * p.joint_passes()) *
                        static_cast<double>(p.head_dim + p.head_dim_v) * 2;
-  return kDecodeStart + bytes * static_cast<double>(layout.row_tiles) / kBytesPerClock / device.multiprocessors;
+  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
+         bytes * static_cast<double>(layout.row_tiles) / kBytesPerClock / device.multiprocessors;
 }
 
 double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
@@ -71,8 +72,10 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
       fmt::format("the {} rows of a key head are {} tile(s) of {}; {} blocks, {} on a multiprocessor", layout.rows,
                   layout.row_tiles, layout.tile.rows(), layout.workers,
                   layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
-  plan.reasons.push_back(layout.split_keys > 0
-                             ? fmt::format("{} keys per split: asked for", layout.split_keys)
+  plan.reasons.push_back(layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
+                         : layout.cluster_log2 > 0
+                             ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory",
+                                           int64_t{1} << layout.cluster_log2)
                              : std::string("each block takes an even share of all keys, whatever their lengths"));
 }
 

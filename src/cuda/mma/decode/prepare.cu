@@ -58,6 +58,7 @@ Part part_of(const Mix& mix, bool append, int64_t& blocks) {
 }  // namespace
 
 void launch_prepare(const Arrivals& arrivals, Stream stream) {
+  if (arrivals.count == 0) return;
   constexpr int64_t kMostBlocks = 64;
   const int64_t blocks = std::clamp(ceil_div(arrivals.count, kMixThreads), int64_t{1}, kMostBlocks);
   launch(zero_kernel, blocks, kMixThreads, 0, stream, arrivals);
@@ -77,7 +78,7 @@ AttentionTensors launch_prepare(const Arrivals& arrivals, const KvCacheProblem& 
     params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
   }
   if (blocks == 0) {
-    if (arrivals.data != nullptr) launch_prepare(arrivals, stream);
+    launch_prepare(arrivals, stream);
     return attention;
   }
   params.rows = {p.attention, t.attention.cache, p.cache_rows};

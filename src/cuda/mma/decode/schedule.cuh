@@ -31,6 +31,11 @@ struct DecodePart {
   __device__ __forceinline__ int slot(int i) const { return i == 0 ? first_slot : second_slot + (i - 1) * slot_step; }
 };
 
+struct RowPlace {
+  int64_t out, lse;
+  float sink;
+};
+
 inline constexpr unsigned kAllSteps = 0xffffffffu;  // more than there are
 
 struct DecodeSchedule {
@@ -40,6 +45,16 @@ struct DecodeSchedule {
   // The unit of step `step`. Called by whole warps; all lanes get the same.
   __device__ __forceinline__ StepPlace find(unsigned step) const {
     return p.ragged ? find_ragged(step) : find_alike(step);
+  }
+
+  // Clusters of blocks: an even share of the keys of unit blockIdx.y of sequence blockIdx.z, with one row tile.
+  __device__ __forceinline__ DecodeSegment cluster_share() const {
+    const int batch = blockIdx.z;
+    const int2 sequence = p.ragged ? cached_sequence(batch) : make_int2(p.key_capacity, batch);
+    const SequenceKeys keys = p.ragged ? p.keys_of(sequence.x, step_keys) : p.keys;
+    const int begin = blockIdx.x * keys.steps >> p.cluster_log2, end = (blockIdx.x + 1) * keys.steps >> p.cluster_log2;
+    const int key_begin = keys.lo + begin * step_keys, key_end = min(keys.lo + end * step_keys, keys.hi);
+    return {batch, sequence.y, sequence.x, static_cast<int>(blockIdx.y), 0, p.rows, key_begin, max(key_begin, key_end)};
   }
 
   // Even shares: steps [begin, end) of the unit at `at`.
@@ -121,8 +136,8 @@ struct DecodeSchedule {
       s.head_kv = at.unit / p.row_tiles;
       s.row_begin = (at.unit - s.head_kv * p.row_tiles) * p.tile_rows;
       s.rows = min(p.tile_rows, p.rows - s.row_begin);
-      const Interval seen =
-          p.mask(at.sequence_keys).rows(s.row_begin / p.group, (s.row_begin + s.rows - 1) / p.group + 1);
+      const Interval seen = p.mask(at.sequence_keys)
+                                .rows(p.by_group.divide(s.row_begin), p.by_group.divide(s.row_begin + s.rows - 1) + 1);
       lo = static_cast<int>(seen.lo), hi = static_cast<int>(seen.hi);
     }
     s.key_begin = max(key_begin, lo);
@@ -134,12 +149,21 @@ struct DecodeSchedule {
 // Element offset of row `row` of a unit in q or out; `pass`: the pseudo-head of joint mode (0 for out).
 __device__ __forceinline__ int64_t row_offset(const DecodeParams& p, const DecodeTensor& t, const DecodeSegment& s,
                                               int row, int pass) {
-  const int of_head = s.row_begin + row, position = of_head / p.group;
+  const int of_head = s.row_begin + row, position = static_cast<int>(p.by_group.divide(of_head));
   const int head = s.head_kv * p.group + of_head - position * p.group;
   const int64_t start = s.batch * t.batch_stride + head * t.head_stride + pass * t.pass_stride;
   if (p.rows_in_group == 1) return start + position * t.row_stride;
   const int block = position / p.rows_in_group;
   return start + block * t.block_stride + (position - block * p.rows_in_group) * t.row_stride;
+}
+
+// Where the result of row `row` of a unit goes, in elements; its sink, -inf without one.
+__device__ __forceinline__ RowPlace row_place(const DecodeParams& p, const DecodeSegment& s, int row) {
+  const int of_head = s.row_begin + row, position = static_cast<int>(p.by_group.divide(of_head));
+  const int head = s.head_kv * p.group + of_head - position * p.group;
+  return {row_offset(p, p.out, s, row, 0),
+          s.batch * p.lse_batch_stride + head * p.lse_head_stride + position * p.lse_row_stride,
+          p.sinks != nullptr ? p.sinks[head * p.sinks_stride] : -CUDART_INF_F};
 }
 
 }  // namespace plait::cuda::mma

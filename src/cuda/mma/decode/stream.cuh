@@ -7,7 +7,7 @@
 namespace plait::cuda::mma {
 
 // All keys of a step, then all its values, then the next step. Called by whole warps.
-template <class T, catalog::DecodeTile kTile>
+template <class T, catalog::DecodeTile kTile, DecodeAccess kAccess>
 struct KeyStream {
   static constexpr int kKeys = kTile.step_keys;
   // One pass: kWide neighbouring lanes copy 16 bytes each of one row, at most 128 bytes.
@@ -23,9 +23,9 @@ struct KeyStream {
   static_assert(kChunks % kWide == 0 && kKeys % kRowsPerPass == 0 && kKeys <= 32);
 
   const DecodeParams& p;
-  const T *k, *v;        // element 0 of key 0 (grouped: of block 0) of the head
-  const int32_t* table;  // the sequence's pages; null: none
-  uint32_t* masks;       // [kTile.steps_under_way()], the warp's: bit i: key i of the step is on a page that exists
+  const T *k, *v;                  // element 0 of key 0 (grouped: of block 0) of the head
+  const int32_t* table = nullptr;  // the sequence's pages; null: none
+  uint32_t* masks;  // [kTile.steps_under_way()], the warp's: bit i: key i of the step is on a page that exists
   int lane, key, key_end, stride;  // key: the next step's first
   int step = 0;
   int entry = 0, block = 0, row = 0;  // of the lane's key: page id of the next step; block and row of this step
@@ -38,13 +38,14 @@ struct KeyStream {
              pass * t.pass_stride;
     };
     k = start(p.k), v = start(p.v);
+    if constexpr (kAccess == DecodeAccess::kRows) return;
     table = p.table != nullptr ? p.table + s.batch * p.table_stride : nullptr;
     fetch(key);
   }
 
   __device__ __forceinline__ void load_keys(uint32_t slot) {
     if (key >= key_end) return;
-    if (p.key_group != 0) locate();
+    if (kAccess == DecodeAccess::kAny && p.key_group != 0) locate();
     load(slot, k, p.k);
   }
   __device__ __forceinline__ void load_values(uint32_t slot) {
@@ -81,9 +82,9 @@ struct KeyStream {
 
   __device__ __forceinline__ void load(uint32_t slot, const T* head, const DecodeTensor& t) const {
     const int first_row = lane / kWide, chunk = lane % kWide;
-    if (!p.vectors) {
+    if (kAccess == DecodeAccess::kAny && !p.vectors) {
       load_any(slot, head, t);
-    } else if (p.key_group == 0) {
+    } else if (kAccess == DecodeAccess::kRows || p.key_group == 0) {
       const T* from = head + (key + first_row) * t.row_stride + chunk * tile::kChunkElems;
 #pragma unroll kPassesAtOnce
       for (int pass = 0; pass < kPasses; ++pass) {
