@@ -37,7 +37,7 @@ struct SplitDBackward {
       Loader::load_float(target, layout, static_cast<const float*>(tensor.data) + offset, first, rows, C::kChunks,
                          thread);
     } else {
-      Loader::load(target, layout, static_cast<const T*>(tensor.data) + offset, first, rows, 0, C::kChunks, thread);
+      Loader::load(target, layout, static_cast<const T*>(tensor.data) + offset, first, rows, C::kChunks, thread);
     }
   }
   template <int kCount>
