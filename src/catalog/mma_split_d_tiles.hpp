@@ -38,7 +38,6 @@ struct SplitDTile {
   int rows, keys;            // of a block
   int warp_rows, warp_keys;  // scores of a warp; warps with the same scores share out the columns of q and k
   int out_row_warps;         // how many warps share out the rows of O; the others share out its columns
-  int early = 0;             // chunks of k with two places, where there is room: they arrive a step early
 
   static constexpr int64_t kWorkBytes = 128;  // what a block knows of its work
   constexpr int threads() const { return 32 * kSplitDWarps; }
@@ -49,28 +48,14 @@ struct SplitDTile {
   constexpr int exchange_bytes() const { return row_warps() * key_warps() * exchange().bytes(); }
   constexpr int probability_columns() const { return (keys + 31) / 32 * 32; }  // of the tile in shared memory
   constexpr int slots() const { return keys / 8 / exchange().kept(); }         // warps that share a row of scores
-  // So many registers hold O that the state of the softmax lies in shared memory, 16 bytes a thread.
-  constexpr bool crowded() const { return rows * out_dim / threads() > 160; }
-  // v, probabilities, exchange, maxima, factors, softmax, [lo, hi) per row, the work; then k and q.
+  // v, probabilities, exchange, maxima, factors, [lo, hi) per row, the work; then k and q.
   constexpr int64_t fixed_bytes() const {
     const int64_t bytes = int64_t{2} * keys * out_dim + int64_t{2} * rows * probability_columns() + exchange_bytes() +
-                          int64_t{4} * rows * slots() + int64_t{12} * rows + (crowded() ? int64_t{16} * threads() : 0);
+                          int64_t{4} * rows * slots() + int64_t{12} * rows;
     return (bytes + kWorkBytes - 1) / kWorkBytes * kWorkBytes + kWorkBytes;
   }
-  // Without the second places of early chunks.
   constexpr int64_t smem_bytes(int64_t head_dim) const {
     return fixed_bytes() + split_d_tile_bytes(rows + keys, head_dim);
-  }
-  constexpr bool serves_bucket(int64_t smem_per_block_bytes) const {
-    return smem_bytes(out_dim) <= smem_per_block_bytes;
-  }
-  constexpr int64_t key_chunk_bytes() const { return int64_t{2} * keys * kSplitDChunk; }
-  // None on GPUs whose shared memory leaves this tile to small head dims. head_dim: one that fits.
-  constexpr int early_chunks(int64_t head_dim, int64_t smem_per_block_bytes) const {
-    if (!serves_bucket(smem_per_block_bytes)) return 0;
-    const int64_t most = split_d_chunks(head_dim) < early ? split_d_chunks(head_dim) : early;
-    const int64_t room = (smem_per_block_bytes - smem_bytes(head_dim)) / key_chunk_bytes();
-    return static_cast<int>(room < most ? room : most);
   }
   bool operator==(const SplitDTile&) const = default;
 };
@@ -79,11 +64,11 @@ struct SplitDTile {
 inline constexpr int kSplitDTilesPerBucket = 4;
 using SplitDTiles = std::array<SplitDTile, kSplitDTilesPerBucket>;
 inline constexpr std::array<SplitDTiles, 6> kSplitDTiles{{
-    {{{320, 64, 96, 32, 48, 2, 2}, {320, 64, 32, 32, 32, 2}, {320, 32, 16, 32, 16, 2}, {320, 32, 16, 32, 16, 2}}},
-    {{{384, 64, 64, 32, 32, 1, 6}, {384, 64, 32, 32, 32, 1}, {384, 32, 16, 32, 16, 1}, {384, 16, 16, 16, 16, 1}}},
+    {{{320, 64, 96, 32, 48, 2}, {320, 64, 32, 32, 32, 2}, {320, 32, 16, 32, 16, 2}, {320, 32, 16, 32, 16, 2}}},
+    {{{384, 64, 64, 32, 32, 1}, {384, 64, 32, 32, 32, 1}, {384, 32, 16, 32, 16, 1}, {384, 16, 16, 16, 16, 1}}},
     {{{512, 64, 64, 32, 32, 1}, {512, 64, 32, 16, 32, 1}, {512, 32, 16, 32, 16, 1}, {512, 16, 16, 16, 16, 1}}},
-    {{{640, 64, 48, 16, 48, 1}, {640, 64, 32, 32, 32, 1, 7}, {640, 32, 16, 32, 16, 1}, {640, 16, 16, 16, 16, 1}}},
-    {{{768, 64, 32, 16, 32, 1, 4}, {768, 32, 16, 32, 16, 1}, {768, 16, 16, 16, 16, 1}, {768, 16, 16, 16, 16, 1}}},
+    {{{640, 64, 48, 16, 48, 1}, {640, 64, 32, 32, 32, 1}, {640, 32, 16, 32, 16, 1}, {640, 16, 16, 16, 16, 1}}},
+    {{{768, 64, 32, 16, 32, 1}, {768, 32, 16, 32, 16, 1}, {768, 16, 16, 16, 16, 1}, {768, 16, 16, 16, 16, 1}}},
     {{{1024, 32, 32, 32, 32, 1}, {1024, 32, 16, 32, 16, 1}, {1024, 16, 16, 16, 16, 1}, {1024, 16, 16, 16, 16, 1}}},
 }};
 

@@ -26,31 +26,31 @@ struct ChunkLoader {
   static constexpr int kWide = kChunkColumns / tile::kChunkElems, kThreadRows = std::gcd(kThreads / kWide, kRows);
   static constexpr int kPasses = kRows / kThreadRows, kAtOnce = kThreads / kWide / kThreadRows;
 
-  // `base`: element 0 of row 0 of the head. Rows first_row .. first_row + kRows, `chunks` chunks of columns from chunk
-  // first_chunk on. Rows at or past `rows` (counted from first_row, may be <= 0) and columns at or past layout.dim
-  // become zeros and are not read. kWholeChunks > 0: so many chunks of whole rows have a path of their own.
+  // `base`: element 0 of row 0 of the head. Rows first_row .. first_row + kRows, `chunks` chunks of columns. Rows at or
+  // past `rows` (counted from first_row, may be <= 0) and columns at or past layout.dim become zeros and are not read.
+  // kWholeChunks > 0: so many chunks of whole rows have a path of their own.
   template <int kWholeChunks = 0>
   static __device__ __forceinline__ void load(uint32_t target, const RowLayout& layout, const T* base, int first_row,
-                                              int rows, int first_chunk, int chunks, int thread) {
+                                              int rows, int chunks, int thread) {
     if constexpr (kWholeChunks > 0 && kWholeChunks % kAtOnce == 0) {
       if (layout.path == LoadPath::kRows && rows >= kRows && chunks == kWholeChunks &&
-          (first_chunk + chunks) * kChunkColumns <= layout.dim) {
-        return load_whole<kWholeChunks>(target, layout, base, first_row, first_chunk, thread);
+          chunks * kChunkColumns <= layout.dim) {
+        return load_whole<kWholeChunks>(target, layout, base, first_row, thread);
       }
     }
     if (layout.path == LoadPath::kRows) {
-      load_rows(target, layout, base, first_row, rows, first_chunk, chunks, thread);
+      load_rows(target, layout, base, first_row, rows, chunks, thread);
     } else {
-      load_any(target, layout, base, first_row, rows, first_chunk, chunks, thread);
+      load_any(target, layout, base, first_row, rows, chunks, thread);
     }
   }
 
   // Straight code: no address is advanced.
   template <int kChunks>
   static __device__ __forceinline__ void load_whole(uint32_t target, const RowLayout& layout, const T* base,
-                                                    int first_row, int first_chunk, int thread) {
+                                                    int first_row, int thread) {
     const int row = thread / kWide % kThreadRows, chunk = kAtOnce == 1 ? 0 : thread / (kWide * kThreadRows);
-    const T* from = base + int64_t{first_row + row} * layout.seq_stride + (first_chunk + chunk) * kChunkColumns +
+    const T* from = base + int64_t{first_row + row} * layout.seq_stride + chunk * kChunkColumns +
                     thread % kWide * tile::kChunkElems;
     const uint32_t to = target + chunk * kRows * kChunkRowBytes + ChunkSwizzle::offset(row, thread % kWide) * 2;
 #pragma unroll
@@ -65,10 +65,10 @@ struct ChunkLoader {
 
   // Addresses advance once for kUnroll copies: an address register waits until the copy before has left the queue.
   static __device__ __forceinline__ void load_rows(uint32_t target, const RowLayout& layout, const T* base,
-                                                   int first_row, int rows, int first_chunk, int chunks, int thread) {
+                                                   int first_row, int rows, int chunks, int thread) {
     constexpr int kUnroll = 4;
     const int row = thread / kWide % kThreadRows;
-    const int column = first_chunk * kChunkColumns + thread % kWide * tile::kChunkElems;
+    const int column = thread % kWide * tile::kChunkElems;
     int chunk = kAtOnce == 1 ? 0 : thread / (kWide * kThreadRows);
     const T* from[kPasses];
     from[0] = base + int64_t{first_row + row} * layout.seq_stride + chunk * kChunkColumns + column;
@@ -94,12 +94,12 @@ struct ChunkLoader {
   }
 
   static __device__ __noinline__ void load_any(uint32_t target, const RowLayout& layout, const T* base, int first_row,
-                                               int rows, int first_chunk, int chunks, int thread) {
+                                               int rows, int chunks, int thread) {
 #pragma unroll 1
     for (int index = thread; index < chunks * kRows * kWide; index += kThreads) {
       const int wide = index % kWide, row = index / kWide % kRows, chunk = index / (kWide * kRows);
       const int position = (first_row + row) / layout.per, pseudo = (first_row + row) % layout.per;
-      const int column = (first_chunk + chunk) * kChunkColumns + wide * tile::kChunkElems;
+      const int column = chunk * kChunkColumns + wide * tile::kChunkElems;
       const T* from = base + position * layout.seq_stride + pseudo * layout.pseudo_stride + column * layout.dim_stride;
       const uint32_t to = target + (chunk * kRows * kChunkColumns + ChunkSwizzle::offset(row, wide)) * 2;
       if (layout.path != LoadPath::kAny) {
@@ -139,10 +139,9 @@ struct ChunkLoader {
 
 // c += A B^T over every kSlices-th group of 32 columns from group `slice` on, of `groups`: kM x 16 rows of A,
 // kColumnBlocks x 8 of B. `a`, `b`: addresses of the first row (a multiple of 16) in tiles of kRowsA and kRowsB rows.
-// The first `moved` chunks of B lie `moved_by` bytes behind the place that `b` gives them.
 template <class T, int kSlices, int kRowsA, int kRowsB, int kM, int kColumnBlocks>
 __device__ __forceinline__ void multiply_slice(float (&c)[kM][kColumnBlocks][4], uint32_t a, uint32_t b, int slice,
-                                               int groups, int lane, int moved = 0, int moved_by = 0) {
+                                               int groups, int lane) {
   static_assert(kSlices % 2 == 0, "a slice stays in the same half of its chunks");
   constexpr int kN = kColumnBlocks / 2;
   constexpr int kStepA = kSlices / 2 * kRowsA * kChunkRowBytes, kStepB = kSlices / 2 * kRowsB * kChunkRowBytes;
@@ -150,11 +149,11 @@ __device__ __forceinline__ void multiply_slice(float (&c)[kM][kColumnBlocks][4],
   a = ((a + ChunkFragment::lane_bytes(lane)) ^ half) + slice / 2 * kRowsA * kChunkRowBytes;
   b = ((b + ChunkFragment::lane_bytes_b(lane)) ^ half) + slice / 2 * kRowsB * kChunkRowBytes;
   uint32_t fa[2][kM][4], fb[2][kN][4];
-  const auto read = [&](int buffer, uint32_t from_b, uint32_t flip) {
+  const auto read = [&](int buffer, uint32_t flip) {
 #pragma unroll
     for (int i = 0; i < kM; ++i) ChunkFragment::load(fa[buffer][i], a ^ flip, i, 0);
 #pragma unroll
-    for (int n = 0; n < kN; ++n) ChunkFragment::load(fb[buffer][n], from_b ^ flip, n, 0);
+    for (int n = 0; n < kN; ++n) ChunkFragment::load(fb[buffer][n], b ^ flip, n, 0);
   };
   const auto multiply = [&](int buffer) {
 #pragma unroll
@@ -167,18 +166,15 @@ __device__ __forceinline__ void multiply_slice(float (&c)[kM][kColumnBlocks][4],
     }
   };
   if (slice >= groups) return;
-  const auto place = [&](int group) { return b + (group < 2 * moved ? moved_by : 0); };
-  uint32_t from_b = place(slice);
-  read(0, from_b, 0);
+  read(0, 0);
 #pragma unroll 2
   for (int group = slice; group < groups; group += kSlices) {
-    read(1, from_b, 32);
+    read(1, 32);
     multiply(0);
     const bool last = group + kSlices >= groups;  // reads something again rather than past the end
     a += last ? 0 : kStepA;
     b += last ? 0 : kStepB;
-    from_b = place(group + kSlices);
-    read(0, from_b, 0);
+    read(0, 0);
     multiply(1);
   }
 }

@@ -23,7 +23,9 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   using Output = float[kBlocks][2 * kOutGroups][4];
   using At = typename Inputs::At;
 
-  using Softmax = SplitDSoftmax;
+  struct Softmax {  // of the thread's two rows; meaningful in warps that keep scores
+    float reference[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {0.0f, 0.0f};
+  };
 
   int warp, lane;
 
@@ -47,49 +49,44 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   }
   // Half of the warps do what has no order between two barriers in another one. Each shares its part of the
   // multiprocessor with one of the other half: while one waits, the other multiplies. It takes registers: not on GPUs
-  // that use the tile for small head dims only, and in crowded tiles not around the scores.
-  static constexpr bool kHalves = Inputs::kServesBucket, kSoftmaxHalves = kHalves && !kTile.crowded();
+  // that use the tile for small head dims only, and beside 192 registers of O not around the scores.
+  static constexpr bool kHalves = Inputs::kServesBucket, kSoftmaxHalves = kHalves && sizeof(Output) <= 160 * 4;
   __device__ __forceinline__ bool other_half() const { return warp >= catalog::kSplitDWarps / 2; }
 
   // The first queries and keys.
   __device__ __forceinline__ void start(const PrefillWork& work) const {
-    if constexpr (kTile.crowded()) storage.softmax.of[threadIdx.x] = {};
     if (work.key_count > 0) {
       Inputs::load_queries(work, 0);
-      Inputs::load_early_keys(work, {});
-      Inputs::load_other_keys(work, {});
+      Inputs::load_keys(work, {});
     }
     ptx::cp_async_commit();
   }
 
   // All keys, behind start(). The scores of a tile are made before p v of the tile before, so that two barriers a tile
-  // are enough. Keys and values take turns: keys arrive during p v, values, and early keys of the tile after the next,
-  // during the scores.
+  // are enough. Keys and values take turns: keys arrive during p v, values during the scores.
   __device__ __forceinline__ void run(Output& out, Softmax& rows) const {
     const PrefillWork& work = storage.work;
     const int passes = static_cast<int>(params.problem.joint_passes()), key_count = work.key_count;
     if (key_count == 0) return;
-    constexpr int kEarlyGroup = Inputs::kEarly > 0 ? 1 : 0;  // copies that the first barrier does not wait for
     At now;
     bool raised = false;
     typename Sum::Kept scores;
-    load_early_keys(work, now.next(key_count), passes);
-    ptx::cp_async_wait<kEarlyGroup>();
+    ptx::cp_async_wait<0>();
     __syncthreads();
 #pragma unroll 1
     while (now.pass < passes) {
       typename Sum::Partial partial = {};
       if (kSoftmaxHalves && !now.first() && !other_half()) raised = soften(scores, rows);
-      multiply_queries(partial, now.odd);
+      multiply_queries(partial);
       Sum::put(exchange(), partial, slice(), lane);
       if (kSoftmaxHalves && !now.first() && other_half()) raised = soften(scores, rows);
       if (keeps()) Sum::keep(scores, partial, slice());
-      ptx::cp_async_wait<kEarlyGroup>();
+      ptx::cp_async_wait<0>();
       // Partial scores, and probabilities, factors and values of the tile before, are there; the keys are read.
       const bool rescale = __syncthreads_or(raised);
       if (const At next = now.next(key_count); next.pass < passes) {
         if (next.pass != now.pass) Inputs::load_queries(work, next.pass);
-        Inputs::load_other_keys(work, next);
+        Inputs::load_keys(work, next);
       }
       ptx::cp_async_commit();
       if (!kHalves || !other_half()) take_scores(scores, now.key);
@@ -99,7 +96,6 @@ struct SplitDForward : SplitDInputs<T, kTile> {
       __syncthreads();  // maxima and the next keys are there; values, probabilities and factors are read
       Inputs::load_values(work, now);
       ptx::cp_async_commit();
-      load_early_keys(work, now.next(key_count).next(key_count), passes);
       if (!kSoftmaxHalves) raised = soften(scores, rows);
       now = now.next(key_count);
     }
@@ -107,18 +103,9 @@ struct SplitDForward : SplitDInputs<T, kTile> {
     ptx::cp_async_wait<0>();
     const bool rescale = __syncthreads_or(raised);
     add_values(out, rescale);
-    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
   }
 
  private:
-  // A group of copies, empty behind the last tile.
-  __device__ __forceinline__ void load_early_keys(const PrefillWork& work, const At& at, int passes) const {
-    if constexpr (Inputs::kEarly > 0) {
-      if (at.pass < passes) Inputs::load_early_keys(work, at);
-      ptx::cp_async_commit();
-    }
-  }
-
   // O += p v; before that O times the factors.
   __device__ __forceinline__ void add_values(Output& out, bool rescale) const {
     if (rescale) scale_output(out);
@@ -143,11 +130,10 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   }
 
   // This warp's slice of q k^T.
-  __device__ __forceinline__ void multiply_queries(typename Sum::Partial& partial, bool odd) const {
+  __device__ __forceinline__ void multiply_queries(typename Sum::Partial& partial) const {
     multiply_slice<T, kSlices, kTile.rows, kKeys>(
         partial, Inputs::queries() + row_warp() * kTile.warp_rows * kChunkRowBytes,
-        Inputs::keys() + key_warp() * kTile.warp_keys * kChunkRowBytes, slice(), (params.q.dim + 31) / 32, lane,
-        odd ? Inputs::early() : 0, Inputs::odd_keys());
+        Inputs::keys() + key_warp() * kTile.warp_keys * kChunkRowBytes, slice(), (params.q.dim + 31) / 32, lane);
   }
 
   // The whole scores of this warp's blocks.
@@ -191,10 +177,8 @@ struct SplitDForward : SplitDInputs<T, kTile> {
   }
 
   // Scores become probabilities in shared memory. Whether a row's reference was raised; `factors` holds by how much.
-  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& state) const {
+  __device__ __forceinline__ bool soften(const typename Sum::Kept& scores, Softmax& rows) const {
     if (!keeps()) return false;
-    Softmax rows = state;
-    if constexpr (kTile.crowded()) rows = storage.softmax.of[threadIdx.x];
     const float2 highest = row_highest();
     const int row = kept_row();
     const uint32_t to = ptx::shared_address(storage.p) + lane % 4 * 4;
@@ -221,11 +205,6 @@ struct SplitDForward : SplitDInputs<T, kTile> {
         ptx::store_shared_4(to + tile::Swizzle<kColumns>::offset(row + 8 * half, kept_key() / 8 + b) * 2,
                             ptx::pack<T>(p[0], p[1]));
       }
-    }
-    if constexpr (kTile.crowded()) {
-      storage.softmax.of[threadIdx.x] = rows;
-    } else {
-      state = rows;
     }
     return raised;
   }

@@ -10,8 +10,7 @@ namespace plait::cuda::mma {
 
 struct SplitDParams : PrefillParams {
   KeyRanges ranges;
-  unsigned blocks;   // of a range
-  int early_chunks;  // of k, that have two places
+  unsigned blocks;  // of a range
 };
 
 // Leaves of the block's keys those of its range.
@@ -84,7 +83,7 @@ __device__ __forceinline__ void run_split_d_forward(const SplitDParams& params, 
   const AttentionProblem& problem = params.problem;
   const AttentionTensors& tensors = params.tensors;
   const SplitDForward<T, kTile> loop{
-      {params, params.early_chunks, storage}, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
+      {params, storage}, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
   const unsigned range = params.ranges.count > 1 ? blockIdx.x / params.blocks : 0;
   {
     PrefillWork work = find_work(problem, tensors, params.order, blockIdx.x - range * params.blocks, kTile.rows);

@@ -10,7 +10,7 @@ namespace plait::cuda::mma {
 
 template <class T, int kOutDim, int kChoice>
 void launch_split_d_tile(const AttentionProblem& p, const AttentionTensors& t, const KeyRanges& ranges,
-                         int64_t smem_limit_bytes, int64_t cache_rows, cudaStream_t stream) {
+                         int64_t cache_rows, cudaStream_t stream) {
   constexpr catalog::SplitDTile kTile = catalog::split_d_tiles(kOutDim)[kChoice];
   static_assert(sizeof(SplitDStorage<T, kTile>) == kTile.fixed_bytes() && sizeof(PrefillWork) <= kTile.kWorkBytes);
   const int64_t blocks = tiles_bound(p, kTile.rows, false) * p.heads_q;
@@ -25,23 +25,21 @@ void launch_split_d_tile(const AttentionProblem& p, const AttentionTensors& t, c
                              false,
                              ScoreScale::of(p),
                              prefill_order(p, kTile.rows, cache_rows)};
-  const int early = kTile.early_chunks(p.head_dim, smem_limit_bytes);
-  const int64_t smem_bytes = kTile.smem_bytes(p.head_dim) + early * kTile.key_chunk_bytes();
   launch(split_d_forward_kernel<T, kOutDim, kChoice>, blocks * ranges.count, kTile.threads(),
-         static_cast<int>(smem_bytes), stream, SplitDParams{params, ranges, static_cast<unsigned>(blocks), early});
+         static_cast<int>(kTile.smem_bytes(p.head_dim)), stream,
+         SplitDParams{params, ranges, static_cast<unsigned>(blocks)});
 }
 
 // Compiles the tiles of the bucket (the last of a list may repeat) and launches `chosen` of them.
 template <class T, int kOutDim, int kChoice = 0>
 void launch_chosen_split_d_tile(const catalog::SplitDTile& chosen, const AttentionProblem& p, const AttentionTensors& t,
-                                const KeyRanges& ranges, int64_t smem_limit_bytes, int64_t cache_rows,
-                                cudaStream_t stream) {
+                                const KeyRanges& ranges, int64_t cache_rows, cudaStream_t stream) {
   constexpr const catalog::SplitDTiles& kTiles = catalog::split_d_tiles(kOutDim);
   if (chosen == kTiles[kChoice]) {
-    return launch_split_d_tile<T, kOutDim, kChoice>(p, t, ranges, smem_limit_bytes, cache_rows, stream);
+    return launch_split_d_tile<T, kOutDim, kChoice>(p, t, ranges, cache_rows, stream);
   }
   if constexpr (kChoice + 1 < kTiles.size() && !(kTiles[kChoice + 1] == kTiles[kChoice])) {
-    launch_chosen_split_d_tile<T, kOutDim, kChoice + 1>(chosen, p, t, ranges, smem_limit_bytes, cache_rows, stream);
+    launch_chosen_split_d_tile<T, kOutDim, kChoice + 1>(chosen, p, t, ranges, cache_rows, stream);
   } else {
     throw Error(ErrorCode::kInternal, "device", "a tile was planned that the bucket does not have");
   }
@@ -52,7 +50,7 @@ void launch_split_d_forward(const AttentionProblem& problem, const AttentionTens
                             int64_t smem_limit_bytes, int64_t cache_rows, cudaStream_t stream) {
   const catalog::SplitDTile* tile = catalog::split_d_tile(problem.head_dim, problem.head_dim_v, smem_limit_bytes);
   if (tile == nullptr) throw Error(ErrorCode::kInternal, "device", "planned for more shared memory than it has");
-  launch_chosen_split_d_tile<T, kOutDim>(*tile, problem, tensors, ranges, smem_limit_bytes, cache_rows, stream);
+  launch_chosen_split_d_tile<T, kOutDim>(*tile, problem, tensors, ranges, cache_rows, stream);
 }
 
 }  // namespace plait::cuda::mma
