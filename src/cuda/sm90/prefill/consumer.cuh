@@ -116,13 +116,11 @@ struct PrefillConsumer {
       KeyRing next = at.key;
       next.advance();
       landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
-      if (raised) [[unlikely]] {  // also keeps the compiler from moving exponentials behind the wait
-        ptx::wgmma_wait<0>();
-        ptx::hold(out[0]);
-        Rows::rescale(out, factor);
-      }
-      ptx::wgmma_wait<0>();
+      // Over long ago; the loop in a branch keeps the compiler from moving exponentials behind the wait.
+      if (raised) [[unlikely]] wait_values(values);
+      ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
       ptx::hold(out[0]);
+      if (raised) [[unlikely]] Rows::rescale(out, factor);
       if (held) release(storage.values.empty[values.slot]);
       weigh_rest(scores, rows);
       pack_weights(weights, scores);
