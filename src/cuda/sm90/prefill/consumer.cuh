@@ -18,6 +18,7 @@ struct PrefillConsumer {
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
   static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
   static constexpr int kWarpRows = 16;
+  static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   using Scores = float[1][kKeys / 8][4];
@@ -26,14 +27,9 @@ struct PrefillConsumer {
   using Rows = SoftmaxRows<2>;
   using KeyRing = RingPosition<kTile.stages>;
   struct Position {
-    RingPosition<kTile.kWorkSlots> work;
+    RingPosition<kTile.work_slots> work;
     RingPosition<kTile.query_slots> query;
     KeyRing key;  // of keys; values are as far, or one tile behind
-  };
-  // The tiles of keys that some row of the warpgroup sees, of a row tile: from the one at `first` down to the one at
-  // `end`. No row of the warp masks keys of [whole_from, whole_to).
-  struct KeyRange {
-    int first, end, whole_from, whole_to;
   };
 
   const PrefillParams& params;
@@ -83,7 +79,10 @@ struct PrefillConsumer {
         const PrefillWork& work = storage.work[at.work.slot];
         const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
-        release(storage.queries.empty[at.query.slot]);
+        uint64_t& query_empty = storage.queries.empty[at.query.slot];
+        const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
+        const bool stages = kStaged && last;  // O goes where the queries were
+        if (!stages) release(query_empty);
         at.work.advance();
         at.query.advance();
         const int left = keys.end / kKeys;  // tiles that other warpgroups still need
@@ -96,9 +95,13 @@ struct PrefillConsumer {
         }
         multiply_keys(scores, at);  // without more, of whatever lies there
         if (last) {
+          const int row = warp() * kWarpRows;
+          float out_factor[2];
+          finish_rows(out_factor, rows, params, work, row, lane);
           ptx::wgmma_wait<1>();
           ptx::hold(out[0]);
-          store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
+          store_output<T, QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
+          if (stages) release(query_empty);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -117,10 +120,12 @@ struct PrefillConsumer {
       next.advance();
       landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
       // Over long ago; the loop in a branch keeps the compiler from moving exponentials behind the wait.
-      if (raised) [[unlikely]] wait_values(values);
+      if (raised) [[unlikely]]
+        wait_values(values);
       ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
       ptx::hold(out[0]);
-      if (raised) [[unlikely]] Rows::rescale(out, factor);
+      if (raised) [[unlikely]]
+        Rows::rescale(out, factor);
       if (held) release(storage.values.empty[values.slot]);
       weigh_rest(scores, rows);
       pack_weights(weights, scores);
@@ -160,34 +165,24 @@ struct PrefillConsumer {
 
   // Of the block's consumers. Read anew each time: registers are short.
   static __device__ __forceinline__ int warp() {
-    int thread;
+    unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread / 32;
+    return static_cast<int>(thread / 32);
   }
 
   // The same for all lanes, which the compiler then knows.
   static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-  // Of the warp's rows.
-  __device__ __forceinline__ int first_row(const PrefillWork& work) const {
-    return work.tile * kTile.rows() + warp() * kWarpRows;
-  }
-
   // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.
   __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys, int& skipped) const {
-    constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows;
     const int slot = at.work.slot;
     skipped = 0;
     ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
     const PrefillWork& work = storage.work[slot];
     if (work.tile < 0) return false;
-    // Bounds never decrease from row to row. A warpgroup whose rows see none takes one tile, of which it sees none.
-    const int own_row = warp() * kWarpRows;
-    const int2 *own = storage.bounds[slot] + own_row, *rows = own - own_row % kRows;
-    const int first = (max(rows[kRows - 1].y, 1) - 1) / kKeys;
-    skipped = uniform((work.key_count - 1) / kKeys - first);
-    keys = {uniform(first * kKeys), uniform(min(rows[0].x / kKeys, first) * kKeys),
-            params.score.transform ? INT_MAX : uniform(own[kWarpRows - 1].x), uniform(own[0].y)};
+    const KeyRange range = storage.ranges[slot][warp()];
+    keys = {uniform(range.first), uniform(range.end), uniform(range.whole_from), uniform(range.whole_to)};
+    skipped = static_cast<int>(static_cast<unsigned>(uniform(work.key_count) - 1 - keys.first) / kKeys);
     return true;
   }
 

@@ -16,22 +16,27 @@ struct PrefillProducer {
   Storage& storage;
   int lane;
 
-  using WorkRing = RingPosition<kTile.kWorkSlots>;
+  using WorkRing = RingPosition<kTile.work_slots>;
+  static constexpr int kLead = 2;  // works taken that the others are not done with, where blocks share a counter
 
-  // Finds all row tiles of this block, and then the end, a row tile ahead of the others; finishes those that see no
-  // key. (The others could not: they look for the next row tile before they let go of the one that they are at.)
+  // Finds all row tiles of this block, and then the end, ahead of the others; finishes those that see no key. (The
+  // others could not: they look for the next row tile before they let go of the one that they are at.)
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
     RingPosition<kTile.query_slots> query;
     const int passes = static_cast<int>(params.problem.joint_passes());
     for (unsigned round = 0;; ++round) {
-      wait_empty(storage.works, at);  // first: what is taken early another block cannot take
+      wait_empty(storage.works, at);
+      if (params.issued != nullptr) {  // what is taken early another block cannot take
+        const WorkRing before = at.before(kLead);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.works.empty[before.slot]), before.parity);
+      }
       const unsigned index = next(round);
       if (index >= params.works) break;
       for (int pass = 0; pass < passes && find(index, pass, at); ++pass) {
         const PrefillWork& work = storage.work[at.slot];
         if (work.key_count == 0) {
-          store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
+          store_nothing(params, work, work.tile * kTile.rows(), min(work.rows, kTile.rows()), lane);
           __syncwarp();
           break;
         }
@@ -98,7 +103,7 @@ struct PrefillProducer {
       if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
-      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes()};
+      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), 0, 0.0f, 0, 0};
     }
     __syncwarp();
     const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
@@ -111,12 +116,32 @@ struct PrefillProducer {
         work.key_begin = begin - before;
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
+      work.rows = mask.row_count() - row_begin;
+    } else if (lane == 1) {
+      work.out = out_offset(params.tensors.out, work);
+    } else if (lane == 2) {
+      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin);
+    } else if (lane == 3) {
+      work.sink = sink_of(params, work);
     }
     __syncwarp();
     for (int row = lane; row < kTile.rows(); row += 32) {
       storage.bounds[at.slot][row] = mma::row_bounds(mask, work, row_begin + row, row_end);
     }
+    __syncwarp();
+    if (lane < kTile.warps()) storage.ranges[at.slot][lane] = range(storage.bounds[at.slot], work, lane);
     return true;
+  }
+
+  // Keys of a warp. Bounds never decrease from row to row. A warpgroup whose rows see none, or that has none, takes one
+  // tile, of which it sees none.
+  __device__ __forceinline__ KeyRange range(const int2* bounds, const PrefillWork& work, int warp) const {
+    constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows, kWarpRows = kRows / kTile.kWarpgroupWarps;
+    const int2 *own = bounds + warp * kWarpRows, *rows = bounds + warp / kTile.kWarpgroupWarps * kRows;
+    const bool none = rows - bounds >= work.rows;
+    const int first = none ? 0 : (max(rows[kRows - 1].y, 1) - 1) / kKeys;
+    return {first * kKeys, min(rows[0].x / kKeys, first) * kKeys,
+            params.score.transform ? INT_MAX : own[kWarpRows - 1].x, own[0].y};
   }
 
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
