@@ -243,7 +243,12 @@ struct PrefillConsumer {
                                         const KeyRange& keys) const {
     if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) [[unlikely]] {
       if (params.score.transform) transform_scores(scores, params.score);
-      apply_bounds(scores, storage.bounds[at.work.slot] + warp() * kWarpRows, keys.first, lane);
+      const int2* bounds = storage.bounds[at.work.slot] + warp() * kWarpRows;
+      if (keys.first < keys.whole_from) {
+        apply_bounds(scores, bounds, keys.first, lane);
+      } else {
+        apply_bounds<false>(scores, bounds, keys.first, lane);
+      }
     }
     const bool raised = raise_references(scores, params.score.to_log2, rows, factor);
     exponentiate<0, kEarly>(scores, params.score.to_log2, rows);
