@@ -88,7 +88,13 @@ struct PrefillConsumer {
         const int left = keys.end / kKeys;  // tiles that other warpgroups still need
         if (left > 0) held = leave_out(out, at, values, held, left);
         const bool more = find_rows(at, keys, skipped);
-        if (skipped > 0) held = leave_out(out, at, values, held, skipped);
+        const KeyRing unseen = at.key;
+        const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
+        if (few) {
+          skip_keys(at.key, skipped);
+        } else {
+          held = leave_out(out, at, values, held, skipped);
+        }
         if (more) {
           wait_queries(at);
           wait_keys(at.key);
@@ -102,6 +108,7 @@ struct PrefillConsumer {
           ptx::hold(out[0]);
           store_output<T, QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
           if (stages) release(query_empty);
+          if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -109,6 +116,7 @@ struct PrefillConsumer {
           clear(out);
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
+          if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -142,9 +150,21 @@ struct PrefillConsumer {
   // Leaves out tiles of keys and values that other warpgroups of the block need.
   __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
 #pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      skip_values(at, 1);
+      skip_keys(at, 1);
+    }
+  }
+  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const {
+#pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
       wait_keys(at);
       release(storage.keys.empty[at.slot]);
+    }
+  }
+  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const {
+#pragma unroll 1
+    for (; tiles > 0; --tiles, at.advance()) {
       wait_values(at);
       release(storage.values.empty[at.slot]);
     }
