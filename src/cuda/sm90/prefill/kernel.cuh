@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
   const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
-    start_ring(storage.works, kTile.warps() * 32 + 1, 32);
+    start_ring(storage.works, kTile.warps() * 32 + 2, 32);
     start_ring(storage.queries, kTile.warps());
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     const PrefillProducer<T, kTile> producer{params, storage, lane};
     if (warp == kTile.warps()) producer.find_rows();
     if (warp == kTile.warps() + 1 && lane == 0) producer.copy_keys();
+    if (warp == kTile.warps() + 2 && lane == 0) producer.copy_values();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();

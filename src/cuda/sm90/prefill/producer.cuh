@@ -1,4 +1,4 @@
-// The two warps that feed the others: one finds row tiles and copies queries, one copies keys and values.
+// The warps that feed the others: one finds row tiles and copies queries, one copies keys, one copies values.
 // Called by kernel.cuh.
 #pragma once
 
@@ -52,20 +52,27 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the keys and values of all row tiles, by one lane.
-  __device__ __forceinline__ void copy_keys() const {
+  // Copies the keys, or the values, of all row tiles, by one lane. Each alone: slots of keys are free earlier than those
+  // of the values before them.
+  __device__ __forceinline__ void copy_keys() const { copy_all(params.k, storage.k, storage.keys); }
+  __device__ __forceinline__ void copy_values() const { copy_all(params.v, storage.v, storage.values); }
+
+ private:
+  using KeyTile = typename Storage::KeyTile;
+
+  __device__ __forceinline__ void copy_all(const RowTileMap& map, char (&to)[kTile.stages][KeyTile::kBytes],
+                                           Ring<kTile.stages>& ring) const {
     WorkRing at;
-    RingPosition<kTile.stages> key;
+    RingPosition<kTile.stages> slot;
     for (;; at.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[at.slot]), at.parity);
       const PrefillWork& work = storage.work[at.slot];
       if (work.tile < 0) break;
-      copy_keys(work, key);
+      copy_all(work, map, to, ring, slot);
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
 
- private:
   template <int kSlots>
   static __device__ __forceinline__ void wait_empty(Ring<kSlots>& ring, const RingPosition<kSlots>& at) {
     ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
@@ -154,7 +161,9 @@ struct PrefillProducer {
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_all(const PrefillWork& work, const RowTileMap& map,
+                                           char (&to)[kTile.stages][KeyTile::kBytes], Ring<kTile.stages>& ring,
+                                           RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -162,12 +171,8 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(storage.keys, at);
-      copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch,
-                                      pass);
-      wait_empty(storage.values, at);
-      copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head,
-                                      batch, pass);
+      wait_empty(ring, at);
+      copy<KeyTile>(map, to[at.slot], ring.full[at.slot], rows, end, head, batch, pass);
       at.advance();
     }
   }
