@@ -16,6 +16,8 @@ __device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int 
   }
 }
 
+inline constexpr int kCopiers = 3;  // of queries, keys and values
+
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads(), 1)
     prefill_kernel(const __grid_constant__ PrefillParams params) {
@@ -25,7 +27,8 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
   const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
-    start_ring(storage.works, kTile.warps() * 32 + 2, 32);
+    start_ring(storage.works, kTile.warps() * 32 + kCopiers, 32);
+    for (uint64_t& found : storage.found) ptx::mbarrier_init(ptx::shared_address(&found), 1);
     start_ring(storage.queries, kTile.warps());
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
@@ -38,9 +41,11 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   if (warpgroup == kTile.warpgroups) {
     ptx::release_registers<kTile.producer_registers>();
     const PrefillProducer<T, kTile> producer{params, storage, lane};
-    if (warp == kTile.warps()) producer.find_rows();
-    if (warp == kTile.warps() + 1 && lane == 0) producer.copy_keys();
-    if (warp == kTile.warps() + 2 && lane == 0) producer.copy_values();
+    const int role = warp - kTile.warps();
+    if (role == 0) producer.find_rows();
+    if (role == 1 && lane == 0) producer.copy_keys();
+    if (role == 2 && lane == 0) producer.copy_values();
+    if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();

@@ -1,4 +1,4 @@
-// The warps that feed the others: one finds row tiles and copies queries, one copies keys, one copies values.
+// The warps that feed the others: one finds row tiles, and one each copies queries, keys and values.
 // Called by kernel.cuh.
 #pragma once
 
@@ -23,7 +23,6 @@ struct PrefillProducer {
   // others could not: they look for the next row tile before they let go of the one that they are at.)
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
-    RingPosition<kTile.query_slots> query;
     const int passes = static_cast<int>(params.problem.joint_passes());
     for (unsigned round = 0;; ++round) {
       wait_empty(storage.works, at);
@@ -41,19 +40,27 @@ struct PrefillProducer {
           break;
         }
         publish(at);
-        wait_empty(storage.queries, query);
-        if (lane == 0) copy_queries(work, query.slot);
-        __syncwarp();
-        query.advance();
         at.advance();
       }
     }
-    if (lane == 0) storage.work[at.slot].tile = -1;
+    if (lane == 0) {
+      storage.work[at.slot].tile = -1;
+      publish_copies(at);
+    }
     publish(at);
   }
 
-  // Copies the keys, or the values, of all row tiles, by one lane. Each alone: slots of keys are free earlier than those
-  // of the values before them.
+  // Copies the queries, the keys, or the values, of all row tiles, by one lane each. Each alone: slots of keys are free
+  // earlier than those of the values before them.
+  __device__ __forceinline__ void copy_queries() const {
+    WorkRing at;
+    RingPosition<kTile.query_slots> slot;
+    for (; wait_found(at); at.advance(), slot.advance()) {
+      wait_empty(storage.queries, slot);
+      copy_queries(storage.work[at.slot], slot.slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
   __device__ __forceinline__ void copy_keys() const { copy_all(params.k, storage.k, storage.keys); }
   __device__ __forceinline__ void copy_values() const { copy_all(params.v, storage.v, storage.values); }
 
@@ -64,13 +71,16 @@ struct PrefillProducer {
                                            Ring<kTile.stages>& ring) const {
     WorkRing at;
     RingPosition<kTile.stages> slot;
-    for (;; at.advance()) {
-      ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[at.slot]), at.parity);
-      const PrefillWork& work = storage.work[at.slot];
-      if (work.tile < 0) break;
-      copy_all(work, map, to, ring, slot);
+    for (; wait_found(at); at.advance()) {
+      copy_all(storage.work[at.slot], map, to, ring, slot);
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
+  }
+
+  // False: there are no more row tiles.
+  __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&storage.found[at.slot]), at.parity);
+    return storage.work[at.slot].tile >= 0;
   }
 
   template <int kSlots>
@@ -93,6 +103,10 @@ struct PrefillProducer {
   // What each lane wrote becomes visible to who waits for the slot.
   __device__ __forceinline__ void publish(const WorkRing& at) const {
     ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
+  }
+  // The same for what copies need, by the lane that wrote it.
+  __device__ __forceinline__ void publish_copies(const WorkRing& at) const {
+    ptx::mbarrier_arrive(ptx::shared_address(&storage.found[at.slot]));
   }
 
   // Writes down a pass of the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All
@@ -124,11 +138,14 @@ struct PrefillProducer {
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
       work.rows = mask.row_count() - row_begin;
-    } else if (lane == 1) {
+      if (work.key_count > 0) publish_copies(at);
+    }
+    __syncwarp();
+    if (lane == 0) {
       work.out = out_offset(params.tensors.out, work);
-    } else if (lane == 2) {
+    } else if (lane == 1) {
       work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin);
-    } else if (lane == 3) {
+    } else if (lane == 2) {
       work.sink = sink_of(params, work);
     }
     __syncwarp();
@@ -152,9 +169,8 @@ struct PrefillProducer {
   }
 
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
-    const int begin = work.tile * kTile.rows();
     const int per = static_cast<int>(params.problem.rows_per_position());
-    const int rows = min(static_cast<int>(work.sequence.q_len) * per - begin, kTile.rows());
+    const int begin = work.tile * kTile.rows(), rows = min(work.rows, kTile.rows());
     copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);

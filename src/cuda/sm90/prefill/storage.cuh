@@ -80,7 +80,8 @@ struct PrefillStorage {
   KeyRange ranges[kTile.work_slots][kTile.warps()];
   PrefillWork work[kTile.work_slots];  // tile < 0: there is no more
   static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(KeyRange) == kTile.kRangeBytes);
-  Ring<kTile.work_slots> works;  // bounds and work
+  Ring<kTile.work_slots> works;      // bounds, ranges and work
+  uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for bounds and ranges
   Ring<kTile.query_slots> queries;
   Ring<kTile.stages> keys, values;
 };
