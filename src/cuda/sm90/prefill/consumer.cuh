@@ -4,8 +4,8 @@
 
 #include <climits>
 
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/prefill/epilogue.cuh"
+#include "cuda/sm90/prefill/products.cuh"
 #include "cuda/sm90/prefill/softmax.cuh"
 
 namespace plait::cuda::sm90 {
@@ -17,19 +17,17 @@ inline constexpr bool kMasksByBits = kHeadDim < 256;
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillConsumer {
   using Storage = PrefillStorage<T, kTile>;
-  using QueryTile = typename Storage::QueryTile;
-  using KeyTile = typename Storage::KeyTile;
+  using Products = PrefillProducts<T, kTile>;
+  using Scores = typename Products::Scores;
+  using Output = typename Products::Output;
+  using Weights = typename Products::Weights;
+  using Rows = SoftmaxRows<2>;
+  using KeyRing = RingPosition<kTile.stages>;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
   static constexpr int kWarpRows = 16;
   static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
-  using Scores = float[1][kKeys / 8][4];
-  using Output = float[1][kHeadDim / 8][4];
-  using Weights = uint32_t[kKeys / tile::kWgmmaDepth][4];  // probabilities as operands
-  using Rows = SoftmaxRows<2>;
-  using KeyRing = RingPosition<kTile.stages>;
   struct Position {
     RingPosition<kTile.work_slots> work;
     RingPosition<kTile.query_slots> query;
@@ -62,7 +60,7 @@ struct PrefillConsumer {
     release(storage.keys.empty[at.key.slot]);
     weigh(scores, rows, factor, at, keys);
     weigh_rest(scores, rows);
-    pack_weights(weights, scores);
+    Products::pack_weights(weights, scores);
     bool landed = false;  // the next keys
 #pragma unroll 1
     for (;;) {
@@ -74,12 +72,12 @@ struct PrefillConsumer {
         if (!landed) wait_keys(at.key);
         multiply_keys(scores, at);
         wait_values(values);
-        multiply_values(out, weights, values);
+        Products::multiply_values(out, weights, storage.v[values.slot]);
         ptx::wgmma_wait<1>();
         ptx::hold(scores[0]);
       } else {
         wait_values(values);
-        multiply_values(out, weights, values);
+        Products::multiply_values(out, weights, storage.v[values.slot]);
         const PrefillWork& work = storage.work[at.work.slot];
         const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
@@ -110,7 +108,7 @@ struct PrefillConsumer {
           finish_rows(out_factor, rows, params, work, row, lane);
           ptx::wgmma_wait<1>();
           ptx::hold(out[0]);
-          store_output<T, QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
+          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
           if (stages) release(query_empty);
           if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
@@ -140,7 +138,7 @@ struct PrefillConsumer {
         Rows::rescale(out, factor);
       if (held) release(storage.values.empty[values.slot]);
       weigh_rest(scores, rows);
-      pack_weights(weights, scores);
+      Products::pack_weights(weights, scores);
     }
   }
 
@@ -229,36 +227,8 @@ struct PrefillConsumer {
     ptx::mbarrier_wait(ptx::shared_address(&storage.values.full[at.slot]), at.parity);
   }
 
-  // Starts scores = q k^T.
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(storage.q[at.query.slot]),
-                                                     warpgroup * catalog::Sm90PrefillTile::kWarpgroupRows);
-    const uint64_t keys = KeyTile::rows_operand(ptx::shared_address(storage.k[at.key.slot]));
-    ptx::hold(scores[0]);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int d = 0; d < kHeadDim / tile::kWgmmaDepth; ++d) {
-      ptx::Wgmma<T, kKeys>::shared(scores[0], queries + QueryTile::rows_operand_step(d),
-                                   keys + KeyTile::rows_operand_step(d), d != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  // Starts out += weights v.
-  __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const KeyRing& at) const {
-    ptx::hold(out[0]);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < kHeadDim / kOutColumns; ++part) {
-      const uint64_t values =
-          KeyTile::columns_operand(ptx::shared_address(storage.v[at.slot]), part * kOutColumns / tile::kBlockColumns);
-      auto& columns = reinterpret_cast<float(&)[kOutColumns / 8][4]>(out[0][part * kOutColumns / 8]);
-#pragma unroll
-      for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n], values + KeyTile::columns_operand_step(n), 1);
-      }
-    }
-    ptx::wgmma_commit();
+    Products::multiply_keys(scores, storage.q[at.query.slot], storage.k[at.key.slot], warpgroup);
   }
 
   // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out
@@ -282,18 +252,6 @@ struct PrefillConsumer {
   }
   __device__ __forceinline__ void weigh_rest(Scores& scores, Rows& rows) const {
     exponentiate<kEarly, kKeyTiles>(scores, params.score.to_log2, rows);
-  }
-
-  // Accumulators of m64nN lie as operands of the next product do.
-  static __device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
-#pragma unroll
-    for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = scores[0][2 * n + i / 2] + i % 2 * 2;
-        weights[n][i] = ptx::pack<T>(pair[0], pair[1]);
-      }
-    }
   }
 };
 
