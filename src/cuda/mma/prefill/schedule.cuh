@@ -107,10 +107,9 @@ template <class Int>
 __device__ inline int2 row_bounds(const BasicRowMask<Int>& mask, const PrefillWork& work, int64_t row,
                                   int64_t row_end) {
   const Interval seen = mask.row(static_cast<Int>(row < row_end ? row : row_end - 1));
-  const Int begin = static_cast<Int>(work.key_begin), count = work.key_count;  // no wider than the mask's
-  const Int lo = min(max(static_cast<Int>(seen.lo) - begin, Int{0}), count);
-  const Int hi = min(max(static_cast<Int>(seen.hi) - begin, lo), count);
-  return {static_cast<int>(lo), static_cast<int>(hi)};
+  const int lo = static_cast<int>(clamped(seen.lo - work.key_begin, 0, work.key_count));
+  const int hi = static_cast<int>(clamped(seen.hi - work.key_begin, 0, work.key_count));
+  return {lo, max(lo, hi)};
 }
 
 }  // namespace plait::cuda::mma

@@ -150,11 +150,20 @@ struct PrefillProducer {
     }
     __syncwarp();
     for (int row = lane; row < kTile.rows(); row += 32) {
-      storage.bounds[at.slot][row] = mma::row_bounds(mask, work, row_begin + row, row_end);
+      storage.bounds[at.slot][row] = row_bounds(mask, work, row_begin + row, row_end);
     }
     __syncwarp();
     if (lane < kTile.warps()) storage.ranges[at.slot][lane] = range(storage.bounds[at.slot], work, lane);
     return true;
+  }
+
+  // As mma::row_bounds(), in 32 bits.
+  static __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
+                                                    int row_end) {
+    const Interval seen = mask.row(min(row, row_end - 1));
+    const int begin = static_cast<int>(work.key_begin);
+    const int lo = min(max(static_cast<int>(seen.lo) - begin, 0), work.key_count);
+    return {lo, min(max(static_cast<int>(seen.hi) - begin, lo), work.key_count)};
   }
 
   // Keys of a warp. Bounds never decrease from row to row. A warpgroup whose rows see none, or that has none, takes one
