@@ -14,33 +14,35 @@ struct Sm90PrefillTile {
   int head_dim;  // bucket: covers max(head_dim, head_dim_v) by zero fill
   int warpgroups, tile_keys;
   int query_slots, stages;  // of queries, and of keys and of values
+  int work_slots;           // of what is known of row tiles
   int consumer_registers, producer_registers;
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkSlots = 2, kWorkBytes = 128;
+  static constexpr int kWorkBytes = 128, kRangeBytes = 16;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }
   constexpr int threads() const { return (warpgroups + 1) * kWarpgroupThreads; }
   constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
-  // Tiles of 16-bit elements; [lo, hi) of each row, what is known of a row tile, barriers; in whole swizzle patterns.
+  // Tiles of 16-bit elements; [lo, hi) of each row, keys of each warp, what is known of a row tile; barriers; in whole
+  // swizzle patterns.
   constexpr int64_t smem_bytes() const {
     constexpr int64_t kBarrierBytes = 256, kAlignBytes = 1024;
     const int64_t bytes = int64_t{2} * head_dim * (query_slots * rows() + 2 * stages * tile_keys) +
-                          kWorkSlots * (8 * rows() + kWorkBytes) + kBarrierBytes;
+                          work_slots * (8 * rows() + kRangeBytes * warps() + kWorkBytes) + kBarrierBytes;
     return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
   }
   bool operator==(const Sm90PrefillTile&) const = default;
 };
 
-// In order of the buckets: bucket, warpgroups, keys, query slots, stages, registers of consumers and producers,
-// eighths.
+// In order of the buckets: bucket, warpgroups, keys, slots of queries, of keys and values, of works, registers of
+// consumers and producers, eighths.
 inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 2, 3, 160, 32, 8},
-    {128, 2, 128, 2, 2, 232, 40, 5},
-    {192, 2, 80, 2, 2, 232, 40, 8},
-    {256, 2, 80, 1, 2, 232, 40, 8},
+    {64, 3, 128, 2, 3, 4, 160, 32, 8},
+    {128, 2, 128, 2, 2, 4, 232, 40, 5},
+    {192, 2, 80, 2, 2, 4, 232, 40, 8},
+    {256, 2, 80, 1, 2, 2, 232, 40, 8},
 }};
 
 // The tile of the bucket that holds head_dim, at most that of the last.

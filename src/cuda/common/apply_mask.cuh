@@ -42,8 +42,9 @@ __device__ __forceinline__ void transform_scores(float (&scores)[kBlocks][kKeyTi
 }
 
 // Keys outside their row's [lo, hi) become -inf. `bounds`: of the warp's rows, from the warp's first row on;
-// `first_key`: the key of the fragments' first column, in the same count as the bounds.
-template <int kBlocks, int kKeyTiles>
+// `first_key`: the key of the fragments' first column, in the same count as the bounds. kLower: some row's lo is above
+// first_key.
+template <bool kLower = true, int kBlocks, int kKeyTiles>
 __device__ __forceinline__ void apply_bounds(float (&scores)[kBlocks][kKeyTiles][4], const int2* bounds, int first_key,
                                              int lane) {
 #pragma unroll
@@ -56,7 +57,28 @@ __device__ __forceinline__ void apply_bounds(float (&scores)[kBlocks][kKeyTiles]
       for (int e = 0; e < 2; ++e) {
         const int column = 8 * n + e;
         float& score = scores[i / 2][n][i % 2 * 2 + e];
-        score = column >= lo && column < hi ? score : -CUDART_INF_F;
+        score = (!kLower || column >= lo) && column < hi ? score : -CUDART_INF_F;
+      }
+    }
+  }
+}
+
+// The same where no row's lo is above first_key, with fewer instructions: bits, which go to predicates seven at a time.
+template <int kKeyTiles>
+__device__ __forceinline__ void apply_upper_bounds(float (&scores)[1][kKeyTiles][4], const int2* bounds, int first_key,
+                                                   int lane) {
+  static_assert(kKeyTiles <= 32);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int hi = bounds[8 * i + lane / 4].y - first_key - lane % 4 * 2;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int tiles = max(hi - e + 7, 0) >> 3;
+      const uint32_t seen = tiles < 32 ? (1u << tiles) - 1 : ~0u;
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        float& score = scores[0][n][2 * i + e];
+        score = (seen & 1u << n) != 0 ? score : -CUDART_INF_F;
       }
     }
   }

@@ -1,5 +1,5 @@
-// Plain loads and stores of shared memory by address, and vector adds to global memory.
-// Called by the kernels of cuda_mma.
+// Plain loads and stores of shared memory by address, and vector stores and adds to global memory.
+// Called by the kernels of cuda_mma and cuda_sm90.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,9 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+__device__ __forceinline__ void store_global_16(void* to, const uint4& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
   float2 v;

@@ -13,6 +13,10 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What the thread wrote to or read from shared memory comes before copies, and wgmma, that other threads start behind
+// a barrier.
+__device__ __forceinline__ void fence_async_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Copies the map's box at `coordinates` (innermost first; zeros outside the tensor) to `target`, and counts its bytes
 // at `barrier`.
 __device__ __forceinline__ void tma_load_5d(uint32_t target, const CUtensorMap& map, uint32_t barrier,

@@ -15,9 +15,6 @@ namespace plait::ptx {
 // Registers that the warpgroup has written are ready for the next wgmma.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// What the thread wrote to shared memory before is there for wgmma and the copy engine, behind a barrier.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // All wgmma since the last commit become a group.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

@@ -24,8 +24,9 @@ constexpr uint64_t descriptor_step(int bytes) { return static_cast<uint64_t>(byt
 
 // kRows rows of kColumns 16-bit elements: blocks of 64 columns one behind the other, rows of 128 bytes in each, whose
 // 16-byte chunks are permuted by the row. At an address that is a multiple of kSwizzleAlignBytes.
-template <int kRows, int kColumns>
+template <int kTileRows, int kColumns>
 struct WgmmaTile {
+  static constexpr int kRows = kTileRows;
   static_assert(kRows % kSwizzleRows == 0 && kColumns % kBlockColumns == 0);
   static constexpr int kBlocks = kColumns / kBlockColumns;
   static constexpr int kBlockBytes = kRows * kSwizzleBytes;

@@ -4,36 +4,34 @@
 
 #include <climits>
 
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/prefill/epilogue.cuh"
+#include "cuda/sm90/prefill/products.cuh"
 #include "cuda/sm90/prefill/softmax.cuh"
 
 namespace plait::cuda::sm90 {
 
+// Where there is a register for the lane.
+template <int kHeadDim>
+inline constexpr bool kMasksByBits = kHeadDim < 256;
+
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillConsumer {
   using Storage = PrefillStorage<T, kTile>;
-  using QueryTile = typename Storage::QueryTile;
-  using KeyTile = typename Storage::KeyTile;
-  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
-  static constexpr int kWarpRows = 16;
-  static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
-
-  using Scores = float[1][kKeys / 8][4];
-  using Output = float[1][kHeadDim / 8][4];
-  using Weights = uint32_t[kKeys / tile::kWgmmaDepth][4];  // probabilities as operands
+  using Products = PrefillProducts<T, kTile>;
+  using Scores = typename Products::Scores;
+  using Output = typename Products::Output;
+  using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
   using KeyRing = RingPosition<kTile.stages>;
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
+  static constexpr int kWarpRows = 16;
+  static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
+  static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
+
   struct Position {
-    RingPosition<kTile.kWorkSlots> work;
+    RingPosition<kTile.work_slots> work;
     RingPosition<kTile.query_slots> query;
     KeyRing key;  // of keys; values are as far, or one tile behind
-  };
-  // The tiles of keys that some row of the warpgroup sees, of a row tile: from the one at `first` down to the one at
-  // `end`. No row of the warp masks keys of [whole_from, whole_to).
-  struct KeyRange {
-    int first, end, whole_from, whole_to;
   };
 
   const PrefillParams& params;
@@ -62,7 +60,7 @@ struct PrefillConsumer {
     release(storage.keys.empty[at.key.slot]);
     weigh(scores, rows, factor, at, keys);
     weigh_rest(scores, rows);
-    pack_weights(weights, scores);
+    Products::pack_weights(weights, scores);
     bool landed = false;  // the next keys
 #pragma unroll 1
     for (;;) {
@@ -74,31 +72,45 @@ struct PrefillConsumer {
         if (!landed) wait_keys(at.key);
         multiply_keys(scores, at);
         wait_values(values);
-        multiply_values(out, weights, values);
+        Products::multiply_values(out, weights, storage.v[values.slot]);
         ptx::wgmma_wait<1>();
         ptx::hold(scores[0]);
       } else {
         wait_values(values);
-        multiply_values(out, weights, values);
+        Products::multiply_values(out, weights, storage.v[values.slot]);
         const PrefillWork& work = storage.work[at.work.slot];
         const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
-        release(storage.queries.empty[at.query.slot]);
+        uint64_t& query_empty = storage.queries.empty[at.query.slot];
+        const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
+        const bool stages = kStaged && last;  // O goes where the queries were
+        if (!stages) release(query_empty);
         at.work.advance();
         at.query.advance();
         const int left = keys.end / kKeys;  // tiles that other warpgroups still need
         if (left > 0) held = leave_out(out, at, values, held, left);
         const bool more = find_rows(at, keys, skipped);
-        if (skipped > 0) held = leave_out(out, at, values, held, skipped);
+        const KeyRing unseen = at.key;
+        const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
+        if (few) {
+          skip_keys(at.key, skipped);
+        } else {
+          held = leave_out(out, at, values, held, skipped);
+        }
         if (more) {
           wait_queries(at);
           wait_keys(at.key);
         }
         multiply_keys(scores, at);  // without more, of whatever lies there
         if (last) {
+          const int row = warp() * kWarpRows;
+          float out_factor[2];
+          finish_rows(out_factor, rows, params, work, row, lane);
           ptx::wgmma_wait<1>();
           ptx::hold(out[0]);
-          store_output<T, kHeadDim>(out[0], rows, params, work, first_row(work), lane);
+          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
+          if (stages) release(query_empty);
+          if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -106,6 +118,7 @@ struct PrefillConsumer {
           clear(out);
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
+          if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -116,16 +129,16 @@ struct PrefillConsumer {
       KeyRing next = at.key;
       next.advance();
       landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
-      if (raised) [[unlikely]] {  // also keeps the compiler from moving exponentials behind the wait
-        ptx::wgmma_wait<0>();
-        ptx::hold(out[0]);
-        Rows::rescale(out, factor);
-      }
-      ptx::wgmma_wait<0>();
+      // Over long ago; the loop in a branch keeps the compiler from moving exponentials behind the wait.
+      if (raised) [[unlikely]]
+        wait_values(values);
+      ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
       ptx::hold(out[0]);
+      if (raised) [[unlikely]]
+        Rows::rescale(out, factor);
       if (held) release(storage.values.empty[values.slot]);
       weigh_rest(scores, rows);
-      pack_weights(weights, scores);
+      Products::pack_weights(weights, scores);
     }
   }
 
@@ -139,9 +152,21 @@ struct PrefillConsumer {
   // Leaves out tiles of keys and values that other warpgroups of the block need.
   __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
 #pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      skip_values(at, 1);
+      skip_keys(at, 1);
+    }
+  }
+  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const {
+#pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
       wait_keys(at);
       release(storage.keys.empty[at.slot]);
+    }
+  }
+  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const {
+#pragma unroll 1
+    for (; tiles > 0; --tiles, at.advance()) {
       wait_values(at);
       release(storage.values.empty[at.slot]);
     }
@@ -162,34 +187,24 @@ struct PrefillConsumer {
 
   // Of the block's consumers. Read anew each time: registers are short.
   static __device__ __forceinline__ int warp() {
-    int thread;
+    unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread / 32;
+    return static_cast<int>(thread / 32);
   }
 
   // The same for all lanes, which the compiler then knows.
   static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-  // Of the warp's rows.
-  __device__ __forceinline__ int first_row(const PrefillWork& work) const {
-    return work.tile * kTile.rows() + warp() * kWarpRows;
-  }
-
   // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.
   __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys, int& skipped) const {
-    constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows;
     const int slot = at.work.slot;
     skipped = 0;
     ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
     const PrefillWork& work = storage.work[slot];
     if (work.tile < 0) return false;
-    // Bounds never decrease from row to row. A warpgroup whose rows see none takes one tile, of which it sees none.
-    const int own_row = warp() * kWarpRows;
-    const int2 *own = storage.bounds[slot] + own_row, *rows = own - own_row % kRows;
-    const int first = (max(rows[kRows - 1].y, 1) - 1) / kKeys;
-    skipped = uniform((work.key_count - 1) / kKeys - first);
-    keys = {uniform(first * kKeys), uniform(min(rows[0].x / kKeys, first) * kKeys),
-            params.score.transform ? INT_MAX : uniform(own[kWarpRows - 1].x), uniform(own[0].y)};
+    const KeyRange range = storage.ranges[slot][warp()];
+    keys = {uniform(range.first), uniform(range.end), uniform(range.whole_from), uniform(range.whole_to)};
+    skipped = static_cast<int>(static_cast<unsigned>(uniform(work.key_count) - 1 - keys.first) / kKeys);
     return true;
   }
 
@@ -212,36 +227,8 @@ struct PrefillConsumer {
     ptx::mbarrier_wait(ptx::shared_address(&storage.values.full[at.slot]), at.parity);
   }
 
-  // Starts scores = q k^T.
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(storage.q[at.query.slot]),
-                                                     warpgroup * catalog::Sm90PrefillTile::kWarpgroupRows);
-    const uint64_t keys = KeyTile::rows_operand(ptx::shared_address(storage.k[at.key.slot]));
-    ptx::hold(scores[0]);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int d = 0; d < kHeadDim / tile::kWgmmaDepth; ++d) {
-      ptx::Wgmma<T, kKeys>::shared(scores[0], queries + QueryTile::rows_operand_step(d),
-                                   keys + KeyTile::rows_operand_step(d), d != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  // Starts out += weights v.
-  __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const KeyRing& at) const {
-    ptx::hold(out[0]);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < kHeadDim / kOutColumns; ++part) {
-      const uint64_t values =
-          KeyTile::columns_operand(ptx::shared_address(storage.v[at.slot]), part * kOutColumns / tile::kBlockColumns);
-      auto& columns = reinterpret_cast<float(&)[kOutColumns / 8][4]>(out[0][part * kOutColumns / 8]);
-#pragma unroll
-      for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n], values + KeyTile::columns_operand_step(n), 1);
-      }
-    }
-    ptx::wgmma_commit();
+    Products::multiply_keys(scores, storage.q[at.query.slot], storage.k[at.key.slot], warpgroup);
   }
 
   // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out
@@ -250,7 +237,14 @@ struct PrefillConsumer {
                                         const KeyRange& keys) const {
     if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) [[unlikely]] {
       if (params.score.transform) transform_scores(scores, params.score);
-      apply_bounds(scores, storage.bounds[at.work.slot] + warp() * kWarpRows, keys.first, lane);
+      const int2* bounds = storage.bounds[at.work.slot] + warp() * kWarpRows;
+      if (keys.first < keys.whole_from) {
+        apply_bounds(scores, bounds, keys.first, lane);
+      } else if constexpr (kMasksByBits<kHeadDim>) {
+        apply_upper_bounds(scores, bounds, keys.first, lane);
+      } else {
+        apply_bounds<false>(scores, bounds, keys.first, lane);
+      }
     }
     const bool raised = raise_references(scores, params.score.to_log2, rows, factor);
     exponentiate<0, kEarly>(scores, params.score.to_log2, rows);
@@ -258,18 +252,6 @@ struct PrefillConsumer {
   }
   __device__ __forceinline__ void weigh_rest(Scores& scores, Rows& rows) const {
     exponentiate<kEarly, kKeyTiles>(scores, params.score.to_log2, rows);
-  }
-
-  // Accumulators of m64nN lie as operands of the next product do.
-  static __device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
-#pragma unroll
-    for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = scores[0][2 * n + i / 2] + i % 2 * 2;
-        weights[n][i] = ptx::pack<T>(pair[0], pair[1]);
-      }
-    }
   }
 };
 

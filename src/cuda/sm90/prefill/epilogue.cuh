@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cuda/common/element.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/prefill/storage.cuh"
 
 namespace plait::cuda::sm90 {
@@ -56,7 +58,49 @@ __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float 
         r[j] = ptx::pack<T>(out[n + j][2 * i] * factor[i], out[n + j][2 * i + 1] * factor[i]);
       }
       transpose_quad(r, lane);
-      if (8 * n < columns) *reinterpret_cast<uint4*>(at + 8 * n) = {r[0], r[1], r[2], r[3]};
+      if (8 * n < columns) ptx::store_global_16(at + 8 * n, {r[0], r[1], r[2], r[3]});
+    }
+  }
+}
+
+// The same through shared memory, so that neighbouring threads write a row's 64 elements. `stage`: rows from `slab` on
+// of a Tile, of the warp alone. Rows that are kStagedRows apart are even steps apart.
+inline constexpr int kStagedRows = 4;
+template <class T, class Tile, int kOutTiles>
+__device__ inline void store_staged(const float (&out)[kOutTiles][4], const float (&factor)[2], const OutputRows<T>& to,
+                                    uint32_t stage, int slab, int lane) {
+  constexpr int kChunks = tile::kBlockColumns / tile::kChunkElems, kPasses = 16 / kStagedRows;
+  static_assert(kChunks * kStagedRows == 32);
+#pragma unroll
+  for (int n = 0; n < kOutTiles; n += 2) {
+    uint32_t r[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* pair = out[n + j / 2] + j % 2 * 2;
+      r[j] = ptx::pack<T>(pair[0] * factor[j % 2], pair[1] * factor[j % 2]);
+    }
+    ptx::stmatrix_x4(stage + Tile::chunk_bytes(slab + lane % 16, n + lane / 16), r);
+  }
+  __syncwarp();
+  uint4 rows[kPasses][Tile::kBlocks];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+    for (int block = 0; block < Tile::kBlocks; ++block) {
+      const int row = slab + pass * kStagedRows + lane / kChunks;
+      rows[pass][block] = ptx::load_shared_16(stage + Tile::chunk_bytes(row, block * kChunks + lane % kChunks));
+    }
+  }
+  ptx::fence_async_copies();
+  const int columns = to.layout.dim - lane % kChunks * tile::kChunkElems;
+  T* at = to.row(lane / kChunks) + lane % kChunks * tile::kChunkElems;
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass, at += kStagedRows * to.layout.row_stride) {
+    const bool exists = pass * kStagedRows + lane / kChunks < to.rows;
+#pragma unroll
+    for (int block = 0; block < Tile::kBlocks; ++block) {
+      const int column = block * tile::kBlockColumns;
+      if (exists && column < columns) ptx::store_global_16(at + column, rows[pass][block]);
     }
   }
 }
@@ -90,56 +134,57 @@ __device__ __forceinline__ int64_t out_offset(const CanonicalTensor& out, const 
   return work.sequence.batch * out.batch_stride + work.head * out.head_stride + work.sequence.q_begin * out.seq_stride;
 }
 
-// Softmax rows of a sequence.
-__device__ __forceinline__ int row_count(const AttentionProblem& problem, const PrefillWork& work) {
-  return static_cast<int>(work.sequence.q_len) * static_cast<int>(problem.rows_per_position());
-}
-
-// Up to `rows` rows from `first_row` on that see no key, by one warp.
-__device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int first_row, int rows,
+// The first `count` rows of a row tile that sees no key; `first_row`: of the sequence. By one warp.
+__device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int first_row, int count,
                                      int lane) {
   const AttentionTensors& t = params.tensors;
-  const int count = min(row_count(params.problem, work) - first_row, rows);
 #pragma unroll 1
   for (int row = 0; row < count; ++row) {
-    const int64_t out = out_offset(t.out, work) + row_offset(params.out, first_row + row);
+    const int64_t out = work.out + row_offset(params.out, first_row + row);
 #pragma unroll 1
     for (int column = lane; column < params.out.dim; column += 32) {
       store(t.out.data, t.out.dtype, out + column * params.out.dim_stride, 0.0f);
     }
   }
   if (t.lse.data == nullptr) return;
-  float* lse = static_cast<float*>(t.lse.data) + lse_offset(params.problem, t.lse, work.sequence, work.head, first_row);
+  float* lse = static_cast<float*>(t.lse.data) + work.lse;
 #pragma unroll 1
-  for (int row = lane; row < count; row += 32) lse[row * t.lse.row_stride] = sink_of(params, work);
+  for (int row = lane; row < count; row += 32) lse[row * t.lse.row_stride] = work.sink;
 }
 
-// The rows of one warp from accumulators and softmax.
-template <class T, int kHeadDim>
-__device__ inline void store_output(const float (&out)[kHeadDim / 8][4], const SoftmaxRows<2>& softmax,
-                                    const PrefillParams& params, const PrefillWork& work, int first_row, int lane) {
-  const AttentionProblem& problem = params.problem;
-  const AttentionTensors& tensors = params.tensors;
-  const int rows = min(row_count(problem, work) - first_row, 16);
-  const float sink = sink_of(params, work);
-  float* lse =
-      static_cast<float*>(tensors.lse.data) + lse_offset(problem, tensors.lse, work.sequence, work.head, first_row);
-  float factor[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const RowResult result = finish_row(softmax.reference[i], quad_sum(softmax.sum[i]), sink);
-    factor[i] = result.out_factor;
-    const int row = 8 * i + lane / 4;
-    if (tensors.lse.data != nullptr && lane % 4 == 0 && row < rows) lse[row * tensors.lse.row_stride] = result.lse;
+// Ends the softmax of the rows of one warp, from `row` of the row tile on: LSE, and what O is multiplied by.
+__device__ inline void finish_rows(float (&factor)[2], const SoftmaxRows<2>& softmax, const PrefillParams& params,
+                                   const PrefillWork& work, int row, int lane) {
+  const RowTensor& lse = params.tensors.lse;
+  const float sink = work.sink;
+  const RowResult upper = finish_row(softmax.reference[0], quad_sum(softmax.sum[0]), sink);
+  const RowResult lower = finish_row(softmax.reference[1], quad_sum(softmax.sum[1]), sink);
+  factor[0] = upper.out_factor;
+  factor[1] = lower.out_factor;
+  asm volatile("" : "+f"(factor[0]), "+f"(factor[1]));  // now, not behind the next wait
+  const int own = row + lane % 4 * 8 + lane / 4;        // of a quad, one thread stores one row and another the other
+  if (lse.data != nullptr && lane % 4 < 2 && own < work.rows) {
+    static_cast<float*>(lse.data)[work.lse + own * lse.row_stride] = lane % 4 == 0 ? upper.lse : lower.lse;
   }
-  const int64_t offset = out_offset(tensors.out, work);
-  void* data = tensors.out.data;
-  if (problem.out_dtype == DType::kFloat32) {
-    store_elements<float>(out, factor, {static_cast<float*>(data) + offset, first_row, rows, params.out}, lane);
+}
+
+// O of these rows. `stage`: the Tile of the row tile's queries, where those of the warp are done with if kStaged. Where
+// queries have fewer columns, those that no copy fills have to stay zero.
+template <class T, class Tile, bool kStaged, int kOutTiles>
+__device__ inline void store_output(const float (&out)[kOutTiles][4], const float (&factor)[2],
+                                    const PrefillParams& params, const PrefillWork& work, int row, uint32_t stage,
+                                    int lane) {
+  const CanonicalTensor& to = params.tensors.out;
+  const int first_row = work.tile * Tile::kRows + row, rows = work.rows - row;
+  if (params.problem.out_dtype == DType::kFloat32) {
+    store_elements<float>(out, factor, {static_cast<float*>(to.data) + work.out, first_row, rows, params.out}, lane);
   } else if (params.out.path == LoadPath::kAny) {
-    store_elements<T>(out, factor, {static_cast<T*>(data) + offset, first_row, rows, params.out}, lane);
+    store_elements<T>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, lane);
+  } else if (kStaged && params.out.period <= kStagedRows && params.q.index.column_blocks == Tile::kBlocks) {
+    store_staged<T, Tile>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, stage, row,
+                          lane);
   } else {
-    store_rows<T>(out, factor, {static_cast<T*>(data) + offset, first_row, rows, params.out}, lane);
+    store_rows<T>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, lane);
   }
 }
 

@@ -16,6 +16,8 @@ __device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int 
   }
 }
 
+inline constexpr int kCopiers = 3;  // of queries, keys and values
+
 // Columns that no copy fills.
 template <class Tile, int kSlots>
 __device__ __forceinline__ void clear_columns(char (&slots)[kSlots][Tile::kBytes], const RowTileMap& map) {
@@ -37,9 +39,14 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   using Storage = PrefillStorage<T, kTile>;
   auto& storage = *reinterpret_cast<Storage*>(shared);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
-  const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
+  const int thread = threadIdx.x % 32;
+  // Through a shuffle the compiler keeps it: apply_upper_bounds() takes all predicates, also the one that says lane 0,
+  // and to read the lane anew in the key loop takes 30 clocks.
+  const int lane = kMasksByBits<kHeadDim> ? __shfl_sync(kAllLanes, thread, thread) : thread;
+  const int warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
-    start_ring(storage.works, kTile.warps() * 32 + 1, 32);
+    start_ring(storage.works, kTile.warps() * 32 + kCopiers, 32);
+    for (uint64_t& found : storage.found) ptx::mbarrier_init(ptx::shared_address(&found), 1);
     start_ring(storage.queries, kTile.warps());
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
@@ -51,13 +58,16 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   clear_columns<typename Storage::QueryTile>(storage.q, params.q);
   clear_columns<typename Storage::KeyTile>(storage.k, params.k);
   clear_columns<typename Storage::KeyTile>(storage.v, params.v);
-  ptx::fence_async_proxy();
+  ptx::fence_async_copies();
   __syncthreads();
   if (warpgroup == kTile.warpgroups) {
     ptx::release_registers<kTile.producer_registers>();
     const PrefillProducer<T, kTile> producer{params, storage, lane};
-    if (warp == kTile.warps()) producer.find_rows();
-    if (warp == kTile.warps() + 1 && lane == 0) producer.copy_keys();
+    const int role = warp - kTile.warps();
+    if (role == 0) producer.find_rows();
+    if (role == 1 && lane == 0) producer.copy_keys();
+    if (role == 2 && lane == 0) producer.copy_values();
+    if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();

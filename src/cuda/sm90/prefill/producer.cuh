@@ -1,4 +1,4 @@
-// The two warps that feed the others: one finds row tiles and copies queries, one copies keys and values.
+// The warps that feed the others: one finds row tiles, and one each copies queries, keys and values.
 // Called by kernel.cuh.
 #pragma once
 
@@ -16,51 +16,73 @@ struct PrefillProducer {
   Storage& storage;
   int lane;
 
-  using WorkRing = RingPosition<kTile.kWorkSlots>;
+  using WorkRing = RingPosition<kTile.work_slots>;
+  static constexpr int kLead = 2;  // works taken that the others are not done with, where blocks share a counter
 
-  // Finds all row tiles of this block, and then the end, a row tile ahead of the others; finishes those that see no
-  // key. (The others could not: they look for the next row tile before they let go of the one that they are at.)
+  // Finds all row tiles of this block, and then the end, ahead of the others; finishes those that see no key. (The
+  // others could not: they look for the next row tile before they let go of the one that they are at.)
   __device__ __forceinline__ void find_rows() const {
     WorkRing at;
-    RingPosition<kTile.query_slots> query;
     const int passes = static_cast<int>(params.problem.joint_passes());
     for (unsigned round = 0;; ++round) {
-      wait_empty(storage.works, at);  // first: what is taken early another block cannot take
+      wait_empty(storage.works, at);
+      if (params.issued != nullptr) {  // what is taken early another block cannot take
+        const WorkRing before = at.before(kLead);
+        ptx::mbarrier_wait(ptx::shared_address(&storage.works.empty[before.slot]), before.parity);
+      }
       const unsigned index = next(round);
       if (index >= params.works) break;
       for (int pass = 0; pass < passes && find(index, pass, at); ++pass) {
         const PrefillWork& work = storage.work[at.slot];
         if (work.key_count == 0) {
-          store_nothing(params, work, work.tile * kTile.rows(), kTile.rows(), lane);
+          store_nothing(params, work, work.tile * kTile.rows(), min(work.rows, kTile.rows()), lane);
           __syncwarp();
           break;
         }
         publish(at);
-        wait_empty(storage.queries, query);
-        if (lane == 0) copy_queries(work, query.slot);
-        __syncwarp();
-        query.advance();
         at.advance();
       }
     }
-    if (lane == 0) storage.work[at.slot].tile = -1;
+    if (lane == 0) {
+      storage.work[at.slot].tile = -1;
+      publish_copies(at);
+    }
     publish(at);
   }
 
-  // Copies the keys and values of all row tiles, by one lane.
-  __device__ __forceinline__ void copy_keys() const {
+  // Copies the queries, the keys, or the values, of all row tiles, by one lane each. Each alone: slots of keys are free
+  // earlier than those of the values before them.
+  __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
-    RingPosition<kTile.stages> key;
-    for (;; at.advance()) {
-      ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[at.slot]), at.parity);
-      const PrefillWork& work = storage.work[at.slot];
-      if (work.tile < 0) break;
-      copy_keys(work, key);
+    RingPosition<kTile.query_slots> slot;
+    for (; wait_found(at); at.advance(), slot.advance()) {
+      wait_empty(storage.queries, slot);
+      copy_queries(storage.work[at.slot], slot.slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
+  __device__ __forceinline__ void copy_keys() const { copy_all(params.k, storage.k, storage.keys); }
+  __device__ __forceinline__ void copy_values() const { copy_all(params.v, storage.v, storage.values); }
+
+ private:
+  using KeyTile = typename Storage::KeyTile;
+
+  __device__ __forceinline__ void copy_all(const RowTileMap& map, char (&to)[kTile.stages][KeyTile::kBytes],
+                                           Ring<kTile.stages>& ring) const {
+    WorkRing at;
+    RingPosition<kTile.stages> slot;
+    for (; wait_found(at); at.advance()) {
+      copy_all(storage.work[at.slot], map, to, ring, slot);
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
 
- private:
+  // False: there are no more row tiles.
+  __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&storage.found[at.slot]), at.parity);
+    return storage.work[at.slot].tile >= 0;
+  }
+
   template <int kSlots>
   static __device__ __forceinline__ void wait_empty(Ring<kSlots>& ring, const RingPosition<kSlots>& at) {
     ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
@@ -82,6 +104,10 @@ struct PrefillProducer {
   __device__ __forceinline__ void publish(const WorkRing& at) const {
     ptx::mbarrier_arrive(ptx::shared_address(&storage.works.full[at.slot]));
   }
+  // The same for what copies need, by the lane that wrote it.
+  __device__ __forceinline__ void publish_copies(const WorkRing& at) const {
+    ptx::mbarrier_arrive(ptx::shared_address(&storage.found[at.slot]));
+  }
 
   // Writes down a pass of the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All
   // of it goes through shared memory: the warp has few registers.
@@ -98,7 +124,7 @@ struct PrefillProducer {
       if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
-      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes()};
+      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), 0, 0.0f, 0, 0};
     }
     __syncwarp();
     const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
@@ -111,25 +137,58 @@ struct PrefillProducer {
         work.key_begin = begin - before;
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
+      work.rows = mask.row_count() - row_begin;
+      if (work.key_count > 0) publish_copies(at);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      work.out = out_offset(params.tensors.out, work);
+    } else if (lane == 1) {
+      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin);
+    } else if (lane == 2) {
+      work.sink = sink_of(params, work);
     }
     __syncwarp();
     for (int row = lane; row < kTile.rows(); row += 32) {
-      storage.bounds[at.slot][row] = mma::row_bounds(mask, work, row_begin + row, row_end);
+      storage.bounds[at.slot][row] = row_bounds(mask, work, row_begin + row, row_end);
     }
+    __syncwarp();
+    if (lane < kTile.warps()) storage.ranges[at.slot][lane] = range(storage.bounds[at.slot], work, lane);
     return true;
   }
 
+  // As mma::row_bounds(), in 32 bits.
+  static __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
+                                                    int row_end) {
+    const Interval seen = mask.row(min(row, row_end - 1));
+    const int begin = static_cast<int>(work.key_begin);
+    const int lo = min(max(static_cast<int>(seen.lo) - begin, 0), work.key_count);
+    return {lo, min(max(static_cast<int>(seen.hi) - begin, lo), work.key_count)};
+  }
+
+  // Keys of a warp. Bounds never decrease from row to row. A warpgroup whose rows see none, or that has none, takes one
+  // tile, of which it sees none.
+  __device__ __forceinline__ KeyRange range(const int2* bounds, const PrefillWork& work, int warp) const {
+    constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows, kWarpRows = kRows / kTile.kWarpgroupWarps;
+    const int2 *own = bounds + warp * kWarpRows, *rows = bounds + warp / kTile.kWarpgroupWarps * kRows;
+    const bool none = rows - bounds >= work.rows;
+    const int first = none ? 0 : (max(rows[kRows - 1].y, 1) - 1) / kKeys;
+    return {first * kKeys, min(rows[0].x / kKeys, first) * kKeys,
+            params.score.transform ? INT_MAX : own[kWarpRows - 1].x, own[0].y};
+  }
+
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
-    const int begin = work.tile * kTile.rows();
     const int per = static_cast<int>(params.problem.rows_per_position());
-    const int rows = min(static_cast<int>(work.sequence.q_len) * per - begin, kTile.rows());
+    const int begin = work.tile * kTile.rows(), rows = min(work.rows, kTile.rows());
     copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_all(const PrefillWork& work, const RowTileMap& map,
+                                           char (&to)[kTile.stages][KeyTile::kBytes], Ring<kTile.stages>& ring,
+                                           RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -137,12 +196,8 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(storage.keys, at);
-      copy<typename Storage::KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch,
-                                      pass);
-      wait_empty(storage.values, at);
-      copy<typename Storage::KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head,
-                                      batch, pass);
+      wait_empty(ring, at);
+      copy<KeyTile>(map, to[at.slot], ring.full[at.slot], rows, end, head, batch, pass);
       at.advance();
     }
   }

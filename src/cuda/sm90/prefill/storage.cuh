@@ -19,7 +19,16 @@ using mma::PrefillOrder;
 // softmax; all others have one.
 struct PrefillWork : mma::PrefillWork {
   int pass;
-  bool last;  // pass
+  bool last;         // pass
+  int rows;          // of the row tile that exist
+  float sink;        // natural-log units; -inf without one
+  int64_t out, lse;  // elements: row 0 of the sequence in O, and the row tile's first row in LSE
+};
+
+// The tiles of keys that some row of a warpgroup sees, of a row tile: from the one at `first` down to the one at `end`.
+// No row of the warp masks keys of [whole_from, whole_to).
+struct alignas(16) KeyRange {
+  int first, end, whole_from, whole_to;
 };
 
 struct PrefillParams {
@@ -52,6 +61,10 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  // `steps` ago, up to kSlots. Ahead of the first position: the parity for which a wait returns at once.
+  __device__ __forceinline__ RingPosition before(int steps) const {
+    return slot >= steps ? RingPosition{slot - steps, parity} : RingPosition{slot + kSlots - steps, parity ^ 1};
+  }
 };
 
 template <class T, catalog::Sm90PrefillTile kTile>
@@ -63,10 +76,12 @@ struct PrefillStorage {
   alignas(tile::kSwizzleAlignBytes) char q[kTile.query_slots][QueryTile::kBytes];
   char k[kTile.stages][KeyTile::kBytes];
   char v[kTile.stages][KeyTile::kBytes];
-  int2 bounds[kTile.kWorkSlots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
-  PrefillWork work[kTile.kWorkSlots];           // tile < 0: there is no more
-  static_assert(sizeof(PrefillWork) <= catalog::Sm90PrefillTile::kWorkBytes);
-  Ring<kTile.kWorkSlots> works;  // bounds and work
+  int2 bounds[kTile.work_slots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
+  KeyRange ranges[kTile.work_slots][kTile.warps()];
+  PrefillWork work[kTile.work_slots];  // tile < 0: there is no more
+  static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(KeyRange) == kTile.kRangeBytes);
+  Ring<kTile.work_slots> works;      // bounds, ranges and work
+  uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for bounds and ranges
   Ring<kTile.query_slots> queries;
   Ring<kTile.stages> keys, values;
 };

@@ -1,0 +1,65 @@
+// Both products of a warpgroup: scores from queries and keys, O from probabilities and values.
+// Called by consumer.cuh.
+#pragma once
+
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/prefill/storage.cuh"
+
+namespace plait::cuda::sm90 {
+
+template <class T, catalog::Sm90PrefillTile kTile>
+struct PrefillProducts {
+  using QueryTile = typename PrefillStorage<T, kTile>::QueryTile;
+  using KeyTile = typename PrefillStorage<T, kTile>::KeyTile;
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
+  static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
+
+  using Scores = float[1][kKeys / 8][4];
+  using Output = float[1][kHeadDim / 8][4];
+  using Weights = uint32_t[kKeys / tile::kWgmmaDepth][4];  // probabilities as operands
+
+  // Starts scores = q k^T.
+  static __device__ __forceinline__ void multiply_keys(Scores& scores, const char* q, const char* k, int warpgroup) {
+    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(q), warpgroup * kTile.kWarpgroupRows);
+    const uint64_t keys = KeyTile::rows_operand(ptx::shared_address(k));
+    ptx::hold(scores[0]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < kHeadDim / tile::kWgmmaDepth; ++d) {
+      ptx::Wgmma<T, kKeys>::shared(scores[0], queries + QueryTile::rows_operand_step(d),
+                                   keys + KeyTile::rows_operand_step(d), d != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Starts out += weights v.
+  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v) {
+    ptx::hold(out[0]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < kHeadDim / kOutColumns; ++part) {
+      const uint64_t values =
+          KeyTile::columns_operand(ptx::shared_address(v), part * kOutColumns / tile::kBlockColumns);
+      auto& columns = reinterpret_cast<float(&)[kOutColumns / 8][4]>(out[0][part * kOutColumns / 8]);
+#pragma unroll
+      for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
+        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n], values + KeyTile::columns_operand_step(n), 1);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Accumulators of m64nN lie as operands of the next product do.
+  static __device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
+#pragma unroll
+    for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = scores[0][2 * n + i / 2] + i % 2 * 2;
+        weights[n][i] = ptx::pack<T>(pair[0], pair[1]);
+      }
+    }
+  }
+};
+
+}  // namespace plait::cuda::sm90
