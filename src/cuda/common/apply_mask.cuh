@@ -63,25 +63,4 @@ __device__ __forceinline__ void apply_bounds(float (&scores)[kBlocks][kKeyTiles]
   }
 }
 
-// The same where no row's lo is above first_key, with fewer instructions: bits, which go to predicates seven at a time.
-template <int kKeyTiles>
-__device__ __forceinline__ void apply_upper_bounds(float (&scores)[1][kKeyTiles][4], const int2* bounds, int first_key,
-                                                   int lane) {
-  static_assert(kKeyTiles <= 32);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int hi = bounds[8 * i + lane / 4].y - first_key - lane % 4 * 2;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int tiles = max(hi - e + 7, 0) >> 3;
-      const uint32_t seen = tiles < 32 ? (1u << tiles) - 1 : ~0u;
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        float& score = scores[0][n][2 * i + e];
-        score = (seen & 1u << n) != 0 ? score : -CUDART_INF_F;
-      }
-    }
-  }
-}
-
 }  // namespace plait::cuda

@@ -10,10 +10,6 @@
 
 namespace plait::cuda::sm90 {
 
-// Where there is a register for the lane.
-template <int kHeadDim>
-inline constexpr bool kMasksByBits = kHeadDim < 256;
-
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillConsumer {
   using Storage = PrefillStorage<T, kTile>;
@@ -240,8 +236,6 @@ struct PrefillConsumer {
       const int2* bounds = storage.bounds[at.work.slot] + warp() * kWarpRows;
       if (keys.first < keys.whole_from) {
         apply_bounds(scores, bounds, keys.first, lane);
-      } else if constexpr (kMasksByBits<kHeadDim>) {
-        apply_upper_bounds(scores, bounds, keys.first, lane);
       } else {
         apply_bounds<false>(scores, bounds, keys.first, lane);
       }

@@ -39,11 +39,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   using Storage = PrefillStorage<T, kTile>;
   auto& storage = *reinterpret_cast<Storage*>(shared);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
-  const int thread = threadIdx.x % 32;
-  // Through a shuffle the compiler keeps it: apply_upper_bounds() takes all predicates, also the one that says lane 0,
-  // and to read the lane anew in the key loop takes 30 clocks.
-  const int lane = kMasksByBits<kHeadDim> ? __shfl_sync(kAllLanes, thread, thread) : thread;
-  const int warpgroup = warp / kTile.kWarpgroupWarps;
+  const int lane = threadIdx.x % 32, warpgroup = warp / kTile.kWarpgroupWarps;
   if (threadIdx.x == 0) {
     start_ring(storage.works, kTile.warps() * 32 + kCopiers, 32);
     for (uint64_t& found : storage.found) ptx::mbarrier_init(ptx::shared_address(&found), 1);

@@ -8,21 +8,6 @@
 
 namespace plait::cuda::sm90 {
 
-// Where `highest`, of scores compared as integers, is negative, all of them are: the highest is the lowest integer.
-template <int kKeyTiles>
-__device__ __forceinline__ void find_negative(float (&highest)[2], const float (&scores)[1][kKeyTiles][4]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int chain[2] = {INT_MAX, INT_MAX};
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      const float* two = scores[0][n] + 2 * i;
-      chain[n % 2] = __vimin3_s32(chain[n % 2], __float_as_int(two[0]), __float_as_int(two[1]));
-    }
-    if (__float_as_int(highest[i]) < 0) highest[i] = __int_as_float(min(chain[0], chain[1]));
-  }
-}
-
 // SoftmaxRows::raise_references(), after a look that takes half the instructions: as integers, floats compare in their
 // order if one of them is positive. Negative ones raise no reference above -kSlackLog2.
 template <int kKeyTiles>
@@ -45,7 +30,7 @@ __device__ __forceinline__ bool raise_references(const float (&scores)[1][kKeyTi
     above |= bits < 0 && rows.reference[i] < -kSlackLog2;
   }
   if (!__any_sync(kAllLanes, above)) return false;
-  if (__any_sync(kAllLanes, negative)) find_negative(highest, scores);
+  if (__any_sync(kAllLanes, negative)) find_highest(highest, scores);  // no positive one
   return rows.raise_references(highest, to_log2, factor);
 }
 
