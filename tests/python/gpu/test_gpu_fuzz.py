@@ -29,6 +29,11 @@ def problems(draw):
 STRATEGIES = st.sampled_from(["auto", "split_q"])
 
 
+def terms(rows):
+    """Roundings of O, which reach every row's delta, add up over the rows of a key head in dk."""
+    return max(8.0, rows**0.5)
+
+
 @settings(max_examples=500)
 @given(HALF, problems(), STRATEGIES, st.integers(1, 3), LENGTHS, LENGTHS, st.sampled_from(["bhsd", "bshd"]))
 def test_dense_problems(dtype, problem, strategy, B, Sq, Sk, layout):
@@ -43,7 +48,7 @@ def test_dense_problems(dtype, problem, strategy, B, Sq, Sk, layout):
         out, lse = dense(**options, strategy=strategy, layout=layout)(*turned)
         return out.transpose(1, 2), lse
 
-    compare(call, dense_reference(**options), tensors, terms=8)
+    compare(call, dense_reference(**options), tensors, terms=terms(Sq * Hq // Hk))
 
 
 @settings(max_examples=500)
@@ -54,7 +59,8 @@ def test_packed_problems(dtype, problem, lengths):
     cu_q, cu_k = (torch.tensor([0, *part]).cumsum(0).int() for part in zip(*lengths, strict=True))
     shapes = ((int(cu_q[-1]), Hq, D), (int(cu_k[-1]), Hk, D), (int(cu_k[-1]), Hk, Dv))
     tensors = [torch.randn(shape).to(dtype) for shape in shapes]
-    compare(packed(cu_q, cu_k, **options), packed_expected(cu_q, cu_k, **options), tensors, terms=8)
+    rows = max(q for q, _ in lengths) * Hq // Hk
+    compare(packed(cu_q, cu_k, **options), packed_expected(cu_q, cu_k, **options), tensors, terms=terms(rows))
 
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="cuda_sm90 is for Hopper")
