@@ -47,7 +47,7 @@ struct PrefillConsumer {
     Weights weights;
     Rows rows;
     float factor[2];
-    clear(out);
+    Products::clear(out);
     wait_queries(at);
     wait_keys(at.key);
     multiply_keys(scores, at);
@@ -111,7 +111,7 @@ struct PrefillConsumer {
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
           if (!more) return;
-          clear(out);
+          Products::clear(out);
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
           if (few) skip_values(unseen, skipped);
@@ -202,15 +202,6 @@ struct PrefillConsumer {
     keys = {uniform(range.first), uniform(range.end), uniform(range.whole_from), uniform(range.whole_to)};
     skipped = static_cast<int>(static_cast<unsigned>(uniform(work.key_count) - 1 - keys.first) / kKeys);
     return true;
-  }
-
-  static __device__ __forceinline__ void clear(Output& out) {
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[0][n][e] = 0.0f;
-    }
-    ptx::hold(out[0]);
   }
 
   __device__ __forceinline__ void wait_queries(const Position& at) const {

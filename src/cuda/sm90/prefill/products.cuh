@@ -49,6 +49,15 @@ struct PrefillProducts {
     ptx::wgmma_commit();
   }
 
+  static __device__ __forceinline__ void clear(Output& out) {
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[0][n][e] = 0.0f;
+    }
+    ptx::hold(out[0]);
+  }
+
   // Accumulators of m64nN lie as operands of the next product do.
   static __device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
 #pragma unroll
