@@ -125,6 +125,7 @@ def _models() -> list[Entry]:
         "B1 S16384 H32/8 D128 causal": 1,
         "B1 S8192 H20 D128 causal": 1,
         "B1 S32768 H20 D128 causal": 1,
+        "B1 S65536 H20 D128 causal": 2,
         "B1 S32768 H20 D128 causal window 4225": 1,
         "B8 S2048 H16 D128 causal varlen": 2,
         "B64 S4096 H16 D128 causal varlen random": 2,
