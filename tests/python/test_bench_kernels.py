@@ -34,8 +34,8 @@ def small_machine(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def quick(suite, path, *patterns, backends=None, regimes=("burst",), budget=60.0):
-    return kernels.Settings(suite, CPU, path, budget, list(patterns), backends, regimes, commit="abc", protocol=QUICK)
+def quick(suite, path, *patterns, backends=None, regimes=("burst",), budget=60.0, peers=None):
+    return kernels.Settings(suite, CPU, path, budget, list(patterns), backends, regimes, "abc", QUICK, peers)
 
 
 @pytest.mark.parametrize("text, case", [
@@ -255,6 +255,15 @@ def test_files_of_other_kinds_are_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(BenchError, match="is no result file"):
             results.load(path)
+
+
+def test_some_peers_are_enough(tmp_path):
+    path = tmp_path / "prefill.json"
+    assert kernels.run(quick("prefill", path, "B1 S64 H4 D16 causal", peers=["gemm"])) == 0
+    (row,) = results.load(path)["rows"]
+    assert set(row["peers"]) == {"gemm"} and row["absent"]["fa2"] == "was not asked for"
+    with pytest.raises(BenchError, match="--peers: got 'fa9', expected some of gemm, copy"):
+        kernels.run(quick("prefill", path, peers=["fa9"]))
 
 
 def test_folders_are_named_after_the_gpu(monkeypatch, tmp_path):

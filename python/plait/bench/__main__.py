@@ -133,6 +133,7 @@ def _kernels(options: argparse.Namespace) -> int:
         backends=options.backends,
         regimes=REGIMES if options.regime == "both" else (options.regime,),
         commit=options.commit,
+        peers=options.peers,
     )
     return kernels.list_cases(settings) if options.list else kernels.run(settings)
 
@@ -244,6 +245,7 @@ def _kernel_options(commands) -> None:
         _add(suite, "--budget", float, "seconds in all", default=120.0)
         _add(suite, "--cases", _list_of(str), "comma-separated: words that a case must have, or a whole new case")
         _add(suite, "--backends", _list_of(str), "plait's, comma-separated (default: auto, in some cases also others)")
+        _add(suite, "--peers", _list_of(str), "comma-separated, such as gemm,cudnn (default: all that a case has)")
         _add(suite, "--device", str, "auto (default: the best that this build serves), cpu, cuda, cuda:N", "auto")
         _add(suite, "--commit", str, "what the result file names as commit, outside a checkout")
         suite.add_argument(

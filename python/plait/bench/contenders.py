@@ -25,6 +25,7 @@ SDPA = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+PEERS = ("gemm", "copy", "einsum", "fa2_heads", "plait_causal", *SDPA, *(f"{name}_causal" for name in SDPA))
 OURS = "ours:"  # begins the name of plait on a backend
 _ROTATE_BYTES = 240e6  # memory-bound calls run over inputs of at least this size, several times the L2 of any GPU
 _MOST_SETS = 64  # smaller inputs than that many sets fill are no memory-bound problem

@@ -27,7 +27,7 @@ _SLACK = 1.2
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line chose. budget_s counts from `run`; backends None: what each case names."""
+    """What the command line chose. budget_s counts from `run`; backends None: what each case names; peers None: all."""
 
     suite: str
     device: torch.device
@@ -38,6 +38,7 @@ class Settings:
     regimes: tuple[str, ...]
     commit: str | None = None
     protocol: Protocol = Protocol()
+    peers: list[str] | None = None
 
 
 def list_cases(settings: Settings) -> int:
@@ -49,6 +50,9 @@ def list_cases(settings: Settings) -> int:
 
 def run(settings: Settings) -> int:
     """Measures, prints a line per row, and keeps the result file current; returns the exit status."""
+    unknown = [name for name in settings.peers or [] if name not in contenders.PEERS]
+    if unknown:
+        raise BenchError(f"--peers: got {unknown[0]!r}, expected some of {', '.join(contenders.PEERS)}")
     start = time.monotonic()
     deadline = start + settings.budget_s
     out = report.console()
@@ -146,6 +150,9 @@ def _prepared(
     """The contenders that run, and why the others do not."""
     ready, absent = {}, {}
     for name, make in makers.items():
+        if settings.peers is not None and not name.startswith(OURS) and name not in settings.peers:
+            absent[name] = "was not asked for"
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # SDPA warns about each kernel that it does not take

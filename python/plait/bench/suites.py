@@ -142,7 +142,7 @@ def _prefill() -> list[Entry]:
         *(_attention(text, 0, backends=_NAIVE_TOO) for text in floors),
         *_models(),
         *_grid((256,), LENGTHS, 2),
-        *_grid((128, 64), (512, 1024), 3),
+        *_grid((128, 64, 256), (512, 1024), 3),
         _attention("B4 S4096 H16 D128 causal fp16", 3),
     ]
 
