@@ -6,7 +6,6 @@
 #include <cstring>
 #include <new>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "api/c_structs.hpp"
@@ -19,6 +18,16 @@ struct plait_plan {
 
 namespace plait {
 namespace {
+
+using c_api::any_kvcache_args;
+using c_api::attention_args;
+using c_api::backward_args;
+using c_api::collapse_args;
+using c_api::invalid;
+using c_api::optional_tensor;
+using c_api::premix_args;
+using c_api::read;
+using c_api::tensor;
 
 void set_text(char* to, size_t size, const char* text) {
   const size_t length = std::min(std::strlen(text), size - 1);
@@ -131,11 +140,11 @@ extern "C" {
 plait_status plait_tensor_contiguous(plait_tensor* tensor, void* data, plait_dtype dtype, int32_t rank,
                                      const int64_t* shape, plait_error* error) {
   return plait::guarded(error, [&] {
-    if (tensor == nullptr) plait::invalid("tensor", "got null");
+    if (tensor == nullptr) plait::c_api::invalid("tensor", "got null");
     if (rank < 0 || rank > PLAIT_MAX_RANK)
-      plait::invalid("rank", fmt::format("got {}, expected 0 to {}", rank, PLAIT_MAX_RANK));
-    if (shape == nullptr && rank > 0) plait::invalid("shape", "got null");
-    const int32_t known_dtype = plait::checked(plait::number_of(dtype), PLAIT_INT32, "dtype");
+      plait::c_api::invalid("rank", fmt::format("got {}, expected 0 to {}", rank, PLAIT_MAX_RANK));
+    if (shape == nullptr && rank > 0) plait::c_api::invalid("shape", "got null");
+    const int32_t known_dtype = plait::c_api::checked(plait::number_of(dtype), PLAIT_INT32, "dtype");
     *tensor = {};
     tensor->data = data;
     tensor->dtype = known_dtype;
@@ -145,8 +154,9 @@ plait_status plait_tensor_contiguous(plait_tensor* tensor, void* data, plait_dty
       tensor->shape[i] = shape[i];
       tensor->stride[i] = stride;
       if (shape[i] < 0 || __builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride)) {
-        plait::invalid("shape", fmt::format("got {} in dimension {}, expected sizes >= 0 whose product fits 63 bits",
-                                            shape[i], i));
+        plait::c_api::invalid(
+            "shape",
+            fmt::format("got {} in dimension {}, expected sizes >= 0 whose product fits 63 bits", shape[i], i));
       }
     }
   });
@@ -156,9 +166,9 @@ plait_status plait_plan_create(plait_plan** plan, plait_op op, const void* param
                                plait_error* error) {
   if (plan != nullptr) *plan = nullptr;
   return plait::guarded(error, [&] {
-    if (plan == nullptr) plait::invalid("plan", "got null, expected where to put the plan");
-    const plait_op known = plait::checked(plait::number_of(op), PLAIT_KVCACHE_FORWARD, "op");
-    *plan = new plait_plan{known, plait::make(known, params, plait::device_info(device))};
+    if (plan == nullptr) plait::c_api::invalid("plan", "got null, expected where to put the plan");
+    const plait_op known = plait::c_api::checked(plait::number_of(op), PLAIT_KVCACHE_FORWARD, "op");
+    *plan = new plait_plan{known, plait::make(known, params, plait::c_api::device_info(device))};
   });
 }
 
@@ -176,8 +186,8 @@ size_t plait_plan_explain(const plait_plan* plan, char* buffer, size_t size) {
 plait_status plait_run(const plait_plan* plan, const void* params, void* workspace, const plait_executor* executor,
                        plait_error* error) {
   return plait::guarded(error, [&] {
-    if (plan == nullptr) plait::invalid("plan", "got null; make one with plait_plan_create");
-    const plait::Executor run_on = plait::executor_of(executor);
+    if (plan == nullptr) plait::c_api::invalid("plan", "got null; make one with plait_plan_create");
+    const plait::Executor run_on = plait::c_api::executor_of(executor);
     switch (plan->op) {
       case PLAIT_ATTENTION_FORWARD:
       case PLAIT_ATTENTION_BACKWARD:
@@ -196,30 +206,31 @@ plait_status plait_run(const plait_plan* plan, const void* params, void* workspa
 
 plait_status plait_merge_states(const plait_merge* params, const plait_executor* executor, plait_error* error) {
   return plait::guarded(error, [&] {
-    const auto c = plait::read<plait_merge>(params, "params");
+    const auto c = plait::c_api::read<plait_merge>(params, "params");
     if (c.parts < 1 || c.parts > 1'000'000)
-      plait::invalid("parts", fmt::format("got {}, expected 1 to 1000000", c.parts));
+      plait::c_api::invalid("parts", fmt::format("got {}, expected 1 to 1000000", c.parts));
     if (c.outs == nullptr || c.lses == nullptr)
-      plait::invalid(c.outs == nullptr ? "outs" : "lses", "is missing (null)");
+      plait::c_api::invalid(c.outs == nullptr ? "outs" : "lses", "is missing (null)");
     std::vector<plait::TensorView> outs, lses;
     for (int64_t i = 0; i < c.parts; ++i) {
-      outs.push_back(plait::tensor(c.outs + i, "outs"));
-      lses.push_back(plait::tensor(c.lses + i, "lses"));
+      outs.push_back(plait::c_api::tensor(c.outs + i, "outs"));
+      lses.push_back(plait::c_api::tensor(c.lses + i, "lses"));
     }
     const plait::MergeArgs args{outs.data(), lses.data(), c.parts,
-                                plait::checked(c.layout, plait::Layout::kBshd, "layout"),
-                                plait::flag(c.packed, "packed")};
-    plait::merge_states(args, {plait::tensor(c.out, "out"), plait::tensor(c.lse, "lse")}, plait::executor_of(executor),
-                        c.workers);
+                                plait::c_api::checked(c.layout, plait::Layout::kBshd, "layout"),
+                                plait::c_api::flag(c.packed, "packed")};
+    plait::merge_states(args, {plait::c_api::tensor(c.out, "out"), plait::c_api::tensor(c.lse, "lse")},
+                        plait::c_api::executor_of(executor), c.workers);
   });
 }
 
 plait_status plait_flop_matched_window(int64_t seqlen, int64_t pseudo_heads, plait_head_mode mode, int64_t tile,
                                        plait_flop_match* match, plait_error* error) {
   return plait::guarded(error, [&] {
-    if (match == nullptr) plait::invalid("match", "got null, expected where to put the result");
+    if (match == nullptr) plait::c_api::invalid("match", "got null, expected where to put the result");
     const auto found = plait::flop_matched_window(
-        seqlen, pseudo_heads, plait::checked(plait::number_of(mode), plait::HeadMode::kInterleaved, "mode"), tile);
+        seqlen, pseudo_heads, plait::c_api::checked(plait::number_of(mode), plait::HeadMode::kInterleaved, "mode"),
+        tile);
     *match = {found.left, found.formula_left, found.visits, found.causal_visits, found.visit_ratio};
   });
 }

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace plait {
+namespace plait::c_api {
 namespace {
 
 static_assert(PLAIT_MAX_RANK == kMaxRank);
@@ -142,4 +142,4 @@ Executor executor_of(const plait_executor* executor) {
   return chosen;
 }
 
-}  // namespace plait
+}  // namespace plait::c_api

@@ -12,7 +12,7 @@
 #include "plait/kv_cache.hpp"
 #include "plait/plait.h"
 
-namespace plait {
+namespace plait::c_api {
 
 [[noreturn]] inline void invalid(const char* argument, const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, argument, message);
@@ -56,4 +56,4 @@ std::variant<KvCacheArgs, IhaKvCacheArgs> any_kvcache_args(const plait_kvcache& 
 DeviceInfo device_info(const plait_device* device);
 Executor executor_of(const plait_executor* executor);
 
-}  // namespace plait
+}  // namespace plait::c_api

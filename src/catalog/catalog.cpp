@@ -2,6 +2,7 @@
 // Called by the planner, `plait doctor` and the tests.
 #include "catalog/catalog.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace plait::catalog {
@@ -84,7 +85,7 @@ constexpr Support sm90_forward(Op op) {
 }
 
 constexpr std::array kSupports{
-    sm90_forward(Op::kAttentionForward),  // first: supports() leaves these two out of a build without cuda_sm90
+    sm90_forward(Op::kAttentionForward),  // first: supports() leaves these out of a build without cuda_sm90
     sm90_forward(Op::kKvCacheForward),
     row(Backend::kCpu, Op::kAttentionForward, kFloats, kWholeContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
@@ -165,6 +166,9 @@ const char* feature_name(Feature feature) {
   return "?";
 }
 
-std::span<const Support> supports() { return std::span(kSupports).subspan(kSm90 ? 0 : 1); }
+std::span<const Support> supports() {
+  constexpr auto kSm90Rows = std::ranges::count(kSupports, Backend::kCudaSm90, &Support::backend);
+  return std::span(kSupports).subspan(kSm90 ? 0 : kSm90Rows);
+}
 
 }  // namespace plait::catalog

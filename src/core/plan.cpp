@@ -245,6 +245,13 @@ Plan begin_plan(const Problem& problem, Device tensors, const DeviceInfo& device
   }
   if (device.workers < 1)
     throw Error(ErrorCode::kInvalidArgument, "workers", fmt::format("got {}, expected at least 1", device.workers));
+  if (device.kind == DeviceKind::kCuda && (device.multiprocessors < 1 || device.smem_per_block_bytes < 1)) {
+    throw Error(
+        ErrorCode::kInvalidArgument, "device",
+        fmt::format("got {} multiprocessors and {} bytes of shared memory per block, expected at least 1 of each; "
+                    "DeviceInfo::by_name and DeviceInfo::cuda fill them",
+                    device.multiprocessors, device.smem_per_block_bytes));
+  }
   Plan plan;
   std::string reason;
   plan.op = need.op;
@@ -253,6 +260,13 @@ Plan begin_plan(const Problem& problem, Device tensors, const DeviceInfo& device
   plan.device = device;
   plan.fingerprint = problem.fingerprint();
   plan.reasons.push_back(std::move(reason));
+  return plan;
+}
+
+Plan finished(Plan plan) {
+  if (plan.workspace_bytes < 0) {
+    throw Error(ErrorCode::kUnsupported, "workspace", "would take more than 2^63 bytes; give smaller sizes");
+  }
   return plan;
 }
 
@@ -270,14 +284,14 @@ Plan make_plan(const AttentionProblem& problem, const DeviceInfo& device, Regist
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_attention != nullptr) chosen.plan_attention(problem, device, plan);
-  return plan;
+  return finished(std::move(plan));
 }
 
 Plan make_plan(const PremixProblem& problem, const DeviceInfo& device, Registry registry) {
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_premix != nullptr && problem.heads > 0) chosen.plan_premix(problem, device, plan);
-  return plan;
+  return finished(std::move(plan));
 }
 
 Plan make_plan(std::span<const PremixProblem> problems, const DeviceInfo& device, Registry registry) {
@@ -312,14 +326,14 @@ Plan make_plan(const CollapseProblem& problem, const DeviceInfo& device, Registr
   Plan plan = begin_plan(problem, problem.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_collapse != nullptr && problem.heads > 0) chosen.plan_collapse(problem, device, plan);
-  return plan;
+  return finished(std::move(plan));
 }
 
 Plan make_plan(const KvCacheProblem& problem, const DeviceInfo& device, Registry registry) {
   Plan plan = begin_plan(problem, problem.attention.device, device, requirement_of(problem));
   const Implementation& chosen = find_implementation(registry, plan.backend);
   if (chosen.plan_kvcache != nullptr) chosen.plan_kvcache(problem, device, plan);
-  return plan;
+  return finished(std::move(plan));
 }
 
 }  // namespace plait

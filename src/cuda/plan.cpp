@@ -25,6 +25,7 @@ namespace plait::cuda {
 namespace {
 
 using mma::is_split_d;
+using mma::Lack;
 using mma::larger_head_dim;
 using mma::leave_mma;
 
@@ -63,8 +64,9 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
   note_bucket(problem, tile.head_dim, tile.smem_bytes(), device, plan);
   if (problem.backend == Backend::kAuto) {
-    plan.reasons.emplace_back(
-        "tensors that the copy engine cannot read (rows not 16-byte aligned, tokens apart) run on cuda_mma");
+    plan.reasons.push_back(fmt::format(
+        "tensors that the copy engine cannot read (rows not 16-byte aligned, a stride of zero{}) run on cuda_mma",
+        problem.mode == HeadMode::kInterleaved ? "; in bshd or packed, P other than 2, 4, 8, 16" : ""));
   }
 }
 
@@ -149,23 +151,30 @@ bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   return false;
 }
 
-// The tensor-core kernels count the rows and keys of a sequence in 32 bits. Sends longer ones to cuda_naive, or refuses
-// where their backend or a strategy of theirs was asked for.
+// The tensor-core kernels count the rows and keys of a sequence in 32 bits. Sends longer ones to cuda_naive, and what
+// only cuda_sm90 cannot count to cuda_mma; or refuses where a backend or a strategy of theirs was asked for.
 void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
-  if (plan.backend == Backend::kCudaNaive || rows <= kMostRows) return;
-  leave_mma(problem,
-            {fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows), "wider counters"},
-            plan);
+  const Lack lack{fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows),
+                  "wider counters"};
+  if (plan.backend == Backend::kCudaSm90) {
+    const auto own = static_cast<double>(rows), batch = static_cast<double>(problem.batch);
+    const double tiles =
+        (problem.packed ? own / 128 + batch + 1 : batch * (own / 128 + 1)) * static_cast<double>(problem.heads_q);
+    if (rows > kMostNarrowRows || tiles > INT32_MAX) {
+      const Lack own_lack{fmt::format("{} rows or keys of a head, about {:.0f} row tiles", rows, tiles),
+                          fmt::format("{} rows, 2^31 row tiles", kMostNarrowRows), "wider counters"};
+      if (problem.backend == Backend::kCudaSm90) return leave_mma(problem, own_lack, plan);
+      plan.backend = Backend::kCudaMma;
+      plan.reasons.push_back(fmt::format("not cuda_sm90: {}", own_lack.required));
+    }
+  }
+  if (plan.backend != Backend::kCudaNaive && rows > kMostRows) leave_mma(problem, lack, plan);
 }
 
 // Pages are read by decode alone.
-void plan_tensor_core_cache(const AttentionProblem& attention, const DeviceInfo& device, Plan& plan) {
-  if (plan.backend == Backend::kCudaSm90) {
-    plan_sm90_forward(attention, device, plan);
-    if (plan.backend == Backend::kCudaSm90) return;
-  }
+void plan_mma_cache(const AttentionProblem& attention, const DeviceInfo& device, Plan& plan) {
   if (is_split_d(attention)) return plan_split_d(attention, device, plan);
   if (attention.page_size == 0) mma::choose_split(attention, device, plan);
   if (plan.strategy == Strategy::kSplitQ) return plan_mma_forward(attention, device, plan);
@@ -223,8 +232,15 @@ void plan_collapse(const CollapseProblem& problem, const DeviceInfo& device, Pla
 
 void plan_kvcache(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
   const AttentionProblem& attention = problem.attention;
-  if (plan.backend != Backend::kCudaNaive && mma::cache_served(problem, device, plan)) {
-    plan_tensor_core_cache(attention, device, plan);
+  if (plan.backend != Backend::kCudaNaive && problem.raw()) {
+    leave_mma(attention, {"raw IHA caches", "mixed IHA caches", "mixing of a cache while it is read"}, plan);
+  }
+  if (plan.backend == Backend::kCudaSm90) send_long_sequences_away(attention, plan);
+  if (plan.backend == Backend::kCudaSm90) plan_sm90_forward(attention, device, plan);
+  if (plan.backend == Backend::kCudaMma && mma::cache_served(attention, device, plan)) {
+    plan_mma_cache(attention, device, plan);
+  }
+  if (plan.backend != Backend::kCudaNaive) {
     plan.workspace_bytes += mma::aligned(query_copy_bytes(problem, attention.dtype));
   } else {
     if (plan.strategy == Strategy::kAuto) plan.strategy = Strategy::kSplitQ;

@@ -7,7 +7,6 @@
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
-#include "catalog/sm90_tiles.hpp"
 #include "cuda/aux/aux.hpp"
 #include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
@@ -20,7 +19,6 @@
 #include "cuda/runtime/check.hpp"
 #include "cuda/runtime/stream.hpp"
 #include "cuda/sm90/prefill/prefill.hpp"
-#include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda {
 namespace {
@@ -102,36 +100,17 @@ void run_ranges(const Plan& plan, const mma::KeyRangeLayout& layout, const Atten
   mma::merge_ranges(layout, problem, tensors, workspace, stream);
 }
 
-bool has_maps(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows) {
-  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(p));
-  const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
-  const auto has = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int64_t batches,
-                       int tile_rows) {
-    return tile::row_tile_layout(p, x, dim, rows, heads, batches, tile_rows).has_value();
-  };
-  return has(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.rows()) &&
-         has(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys) &&
-         has(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys);
-}
-
-// What the copy engine cannot read runs on cuda_mma's kernel; or is refused where the caller asked for cuda_sm90.
 void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
-                      int64_t cache_rows, void* workspace, Stream stream) {
-  if (!has_maps(problem, tensors, cache_rows)) {
-    if (problem.backend == Backend::kCudaSm90 && problem.seqlen_q > 0 && problem.seqlen_kv > 0) {
-      throw Error(
-          ErrorCode::kUnsupported, "backend",
-          "cuda_sm90 cannot serve this call. required: q, k and v as they lie. supported by cuda_sm90: a dim "
-          "stride of 1, other strides above zero in multiples of 16 bytes, 16-byte aligned data; with "
-          "pseudo-heads batches that are whole rows apart, and interleaved in bshd or packed a P that divides "
-          "the rows of a tile (2, 4, 8, 16). missing: such rows. way out: use backend auto, or make the tensors "
-          "contiguous, interleaved ones in bhsd");
-    }
+                      const sm90::PrefillLayouts& layouts, int64_t cache_rows, void* workspace, Stream stream) {
+  if (!layouts.complete()) {
     return run_mma_forward(problem, tensors, plan.device.smem_per_block_bytes, cache_rows, stream);
   }
   launch_variant<catalog::kSm90HeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
     if constexpr (catalog::kSm90) {
-      sm90::launch_prefill<T, kHeadDim>(problem, tensors, cache_rows, plan.device.multiprocessors, workspace, stream);
+      sm90::launch_prefill<T, kHeadDim>(problem, tensors, layouts, cache_rows, plan.device.multiprocessors, workspace,
+                                        stream);
+    } else {
+      refuse_variant();
     }
   });
 }
@@ -162,7 +141,7 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
   } else if (plan.backend == Backend::kCudaSm90) {
-    run_sm90_forward(plan, problem, tensors, 0, workspace, stream);
+    run_sm90_forward(plan, problem, tensors, sm90::readable_layouts(problem, tensors, 0), 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
     run_ranges(plan, mma::KeyRangeLayout(problem, plan.device), problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {
@@ -218,13 +197,17 @@ void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheT
   const Stream stream = stream_of(executor);
   if (plan.backend == Backend::kCudaNaive) return naive::attention_with_kvcache(problem, tensors, workspace, stream);
   if (is_empty(attention)) return;
-  const auto prepare = [&](const mma::Arrivals& arrivals) {  // turned queries come last in the workspace
-    void* queries =
-        static_cast<char*>(workspace) + plan.workspace_bytes - mma::aligned(query_copy_bytes(problem, attention.dtype));
+  // Turned queries come last in the workspace.
+  void* queries =
+      static_cast<char*>(workspace) + plan.workspace_bytes - mma::aligned(query_copy_bytes(problem, attention.dtype));
+  const auto prepare = [&](const mma::Arrivals& arrivals) {
     return mma::launch_prepare(arrivals, problem, tensors, queries, stream);
   };
   if (plan.backend == Backend::kCudaSm90) {
-    run_sm90_forward(plan, attention, prepare({}), problem.cache_rows, workspace, stream);
+    const AttentionTensors turned = mma::prepared_tensors(problem, tensors, queries);
+    const sm90::PrefillLayouts layouts = sm90::readable_layouts(attention, turned, problem.cache_rows);  // may refuse
+    prepare({});
+    run_sm90_forward(plan, attention, turned, layouts, problem.cache_rows, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitQ || plan.strategy == Strategy::kSplitD) {
     run_mma_forward(attention, prepare({}), plan.device.smem_per_block_bytes, problem.cache_rows, stream);
   } else if (is_split_d(attention)) {

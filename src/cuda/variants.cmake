@@ -1,4 +1,4 @@
-# The instantiation table of cuda_mma: one generated .cu for each dtype and head-dim bucket of a kernel folder.
+# The instantiation table of the kernels: one generated .cu for each dtype and head-dim bucket of a kernel folder.
 # Called by CMakeLists.txt of this folder.
 set(plait_type_float16 __half)
 set(plait_type_bfloat16 __nv_bfloat16)

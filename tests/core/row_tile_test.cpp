@@ -3,10 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
+#include <vector>
 
 namespace plait {
 namespace {
+
+using cuda::sm90::kMapRank;
+using cuda::sm90::row_tile_layout;
+using cuda::sm90::RowTileLayout;
 
 constexpr int kNothing = -1;
 
@@ -38,9 +44,9 @@ int64_t offset_of(const Case& c, int64_t batch, int64_t head, int64_t row, int64
 }
 
 // Offsets of the rows that a copy brings, in the order in which it writes them; kNothing: zeros.
-std::vector<int64_t> copied(const tile::RowTileLayout& layout, const int (&from)[tile::kMapRank]) {
+std::vector<int64_t> copied(const RowTileLayout& layout, const int (&from)[kMapRank]) {
   std::vector<int64_t> rows;
-  std::array<int, tile::kMapRank> at{};
+  std::array<int, kMapRank> at{};
   const auto step = [&] {
     for (size_t d = 1; d < at.size(); ++d) {
       if (++at[d] < layout.box[d]) return true;
@@ -63,7 +69,7 @@ std::vector<int64_t> copied(const tile::RowTileLayout& layout, const int (&from)
 
 void check(const Case& c, int tile_rows, std::mt19937& random) {
   const AttentionProblem& p = c.problem;
-  const auto layout = tile::row_tile_layout(p, c.tensor, 64, c.rows, c.heads, c.batch, tile_rows);
+  const auto layout = row_tile_layout(p, c.tensor, 64, c.rows, c.heads, c.batch, tile_rows);
   ASSERT_TRUE(layout.has_value());
   const int per = layout->index.per, all = static_cast<int>(c.rows * p.rows_per_position());
   const auto pick = [&](int64_t low, int64_t high) {
@@ -109,9 +115,19 @@ TEST(RowTile, CopiesBringTheRowsAndZeros) {
   }
 }
 
+TEST(RowTile, NoCopyLiesBesideTheColumns) {
+  const Case c = make_case(HeadMode::kPlain, 1, 300, 3, 2, 0);
+  for (const auto& [dim, blocks] : {std::pair{8, 1}, {64, 1}, {72, 2}, {128, 2}, {136, 3}, {256, 4}}) {
+    const auto layout = row_tile_layout(c.problem, c.tensor, dim, c.rows, c.heads, c.batch, 128);
+    ASSERT_TRUE(layout.has_value());
+    EXPECT_EQ(layout->index.column_blocks, blocks) << dim;
+    EXPECT_EQ(layout->extents[0], dim);
+  }
+}
+
 TEST(RowTile, RefusesWhatTheCopyEngineCannotRead) {
   const auto maps = [](const Case& c, int tile_rows = 128) {
-    return tile::row_tile_layout(c.problem, c.tensor, 64, c.rows, c.heads, c.batch, tile_rows).has_value();
+    return row_tile_layout(c.problem, c.tensor, 64, c.rows, c.heads, c.batch, tile_rows).has_value();
   };
   const Case plain = make_case(HeadMode::kPlain, 1, 300, 3, 2, 0);
   EXPECT_TRUE(maps(plain));

@@ -58,6 +58,35 @@ TEST(CudaAttention, LengthsAroundTileEdges) {
   check_all(cases);
 }
 
+// Blocks of cuda_sm90 that take several row tiles, of which warpgroups leave out the first or last keys, or have no
+// rows.
+TEST(CudaAttention, ManyRowTiles) {
+  if (!catalog::kSm90 || sm90().device().compute_capability != catalog::kHopper) GTEST_SKIP() << "no Hopper";
+  std::vector<GpuCase> cases;
+  uint64_t seed = 700;
+  const auto add = [&](const AttentionProblem& p, bool causal, int64_t left) {
+    GpuCase c = make(fmt::format("{} x {} heads of {} x {} D {} window {}", p.batch, p.heads_q, p.seqlen_q, p.seqlen_kv,
+                                 p.head_dim, left),
+                     seed++, half_dtype(), p);
+    c.problem.problem.causal = causal, c.problem.problem.window_left = left;
+    cases.push_back(c);
+  };
+  for (const int64_t keys : {384, 512, 768, 896}) add(sizes(8, 33, 33, 64, keys, 128, 128), false, -1);
+  for (const int64_t keys : {512, 640}) add(sizes(8, 33, 33, 64, keys, 64, 64), false, -1);
+  for (const int64_t left : {63, 127, 255}) add(sizes(8, 33, 33, 500, 500, 64, 64), true, left);
+  add(sizes(4, 33, 33, 400, 400, 64, 64), true, -1);
+  add(sizes(8, 33, 33, 64, 240, 256, 256), false, -1);
+  add(sizes(8, 33, 33, 192, 768, 128, 128), false, -1);
+  GpuCase packed = make("packed", seed, half_dtype(), sizes(1, 20, 20, 0, 0, 128, 128));
+  packed.problem.problem.causal = true;
+  for (int32_t i = 0; i < 24; ++i) {
+    packed.problem.q_lens.push_back(1 + i * 37 % 300);
+    packed.problem.kv_lens.push_back(1 + i * 53 % 500);
+  }
+  cases.push_back(packed);
+  check_all(cases, &sm90());
+}
+
 // No kernel reads beside a tensor, also not to throw away what it read: nothing is mapped there.
 TEST(CudaAttention, TensorsAtTheEdgesOfMemory) {
   std::vector<GpuCase> cases;

@@ -17,7 +17,7 @@ struct Choice {
   void (*run)(uint64_t seed, const Target& target);
   const CudaTarget& (*target)();
 };
-// Of twelve seeds in a row, every twelfth and so on. On Hopper, `automatic` takes cuda_sm90 where it serves.
+// Seed s runs kChoices[s % 12]. On Hopper, `automatic` takes cuda_sm90 where it serves.
 constexpr std::array<Choice, 12> kChoices{{{"attention", fuzz_attention, mma},
                                            {"attention", fuzz_attention, naive},
                                            {"mix", fuzz_mix, mma},

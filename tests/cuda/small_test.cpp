@@ -51,8 +51,12 @@ TEST(CudaSmall, mma_attention) {
 
 // Several row tiles and key tiles, of which one block takes more than one.
 TEST(CudaSmall, sm90_attention) {
-  std::vector<GpuCase> cases =
-      small_cases({{DType::kFloat16, 64}, {DType::kBFloat16, 128}, {DType::kFloat16, 72}, {DType::kBFloat16, 32}});
+  std::vector<GpuCase> cases = small_cases({{DType::kFloat16, 64},
+                                            {DType::kBFloat16, 128},
+                                            {DType::kFloat16, 72},
+                                            {DType::kBFloat16, 32},
+                                            {DType::kFloat16, 192},
+                                            {DType::kBFloat16, 256}});
   std::erase_if(cases, [](const GpuCase& c) { return c.problem.problem.deterministic; });
   for (GpuCase& c : cases) c.problem.strides = Strides::kBhsd, c.misaligned = false;
   check_all(cases, &sm90());
@@ -93,7 +97,7 @@ void fuzz(void (*fuzzer)(uint64_t, const Target&), const CudaTarget& target, int
 TEST(CudaSmall, naive_mix) { fuzz(fuzz_mix, naive(), 30); }
 TEST(CudaSmall, mma_mix) { fuzz(fuzz_mix, mma(), 30); }
 TEST(CudaSmall, mma_cache) { fuzz(fuzz_kv_cache, mma(), 40); }
-TEST(CudaSmall, sm90_cache) { fuzz(fuzz_kv_cache, automatic(), 40); }
+TEST(CudaSmall, auto_cache) { fuzz(fuzz_kv_cache, automatic(), 40); }
 TEST(CudaSmall, naive_cache) { fuzz(fuzz_kv_cache, naive(), 20); }
 TEST(CudaSmall, naive_bad_contents) { fuzz(fuzz_bad_contents, naive(), 60); }
 TEST(CudaSmall, mma_bad_contents) { fuzz(fuzz_bad_contents, mma(), 60); }

@@ -46,8 +46,11 @@ def gradients(call, tensors, dout, dlse=None):
     return out.detach(), lse.detach(), *grads
 
 
-def compare(call, reference, tensors, *, with_lse=True, terms=1.0):
-    """Forward and every gradient of `call` against `reference`, which gets float64 copies."""
+def compare(call, reference, tensors, *, with_lse=True, terms=1.0, out_terms=None):
+    """Forward and every gradient of `call` against `reference`, which gets float64 copies.
+
+    terms: of near(), for the gradients, and for the output where out_terms is None.
+    """
     out, lse = call(*tensors)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse) if with_lse else None
     got = gradients(call, tensors, dout, dlse)
@@ -55,7 +58,8 @@ def compare(call, reference, tensors, *, with_lse=True, terms=1.0):
     seen = torch.isfinite(expected[1])
     assert torch.equal(got[1][~seen].double(), expected[1][~seen])
     near(got[1][seen], expected[1][seen])
-    for mine, theirs in zip((got[0], *got[2:]), (expected[0], *expected[2:]), strict=True):
+    near(got[0], expected[0], tensors[0].dtype, terms=terms if out_terms is None else out_terms)
+    for mine, theirs in zip(got[2:], expected[2:], strict=True):
         near(mine, theirs, tensors[0].dtype, terms=terms)
     return got
 

@@ -89,7 +89,7 @@ class Target {
   virtual bool reads_indices() const = 0;
   virtual std::unique_ptr<Place> place(int32_t workers, bool sequential) const = 0;
   // Tensor cores take 16-bit head dims in multiples of 8, and round what they multiply.
-  bool tensor_cores() const { return backend() == Backend::kCudaMma || backend() == Backend::kAuto; }
+  bool tensor_cores() const { return backend() != Backend::kCpu && backend() != Backend::kCudaNaive; }
 };
 
 class CpuTarget final : public Target {

@@ -1,5 +1,5 @@
 // What happens to score fragments of mma.m16n8k16 before the softmax: softcap, and the mask of a partial tile.
-// Called by the attention kernels of mma.
+// Called by the attention kernels of mma and sm90.
 #pragma once
 
 #include <math_constants.h>

@@ -1,5 +1,5 @@
 // One element of any dtype to fp32 and back.
-// Included by the kernels of naive and by the mixes of this folder.
+// Included by the kernels of naive and sm90, and by the mixes of this folder.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
 // Tiles of a 16-bit tensor from global to swizzled shared memory, zeros where the tensor ends.
-// Called by the attention kernels of mma. Completion: cp_async_commit, cp_async_wait, then a barrier (all paths).
+// Called by the attention kernels of mma, sm90. Completion: cp_async_commit, cp_async_wait, then a barrier (all paths).
 #pragma once
 
 #include "cuda/common/rows.cuh"

@@ -1,5 +1,5 @@
 // Online softmax over score fragments of mma.m16n8k16: row maxima, probabilities, row sums, in log2 units.
-// Called by the attention kernels of mma and by aux/delta.cu.
+// Called by the attention kernels of mma and sm90, and by aux/delta.cu.
 #pragma once
 
 #include <math_constants.h>

@@ -105,8 +105,18 @@ void* advance(void* data, int64_t elems, bool is_float) {
 }
 
 template <class T>
-void launch_contract_of(const Jobs<ContractLayout>& jobs, int64_t blocks, cudaStream_t stream) {
+void launch_columns(const Jobs<ContractLayout>& jobs, int64_t blocks, cudaStream_t stream) {
   (jobs.layout.columns == 64 ? launch_contract<T, 64> : launch_contract<T, 128>)(jobs, blocks, stream);
+}
+
+decltype(&launch_columns<__half>) launch_contract_of(DType dtype) {
+  if constexpr (catalog::kMmaFloat16) {
+    if (dtype == DType::kFloat16) return launch_columns<__half>;
+  }
+  if constexpr (catalog::kMmaBFloat16) {
+    if (dtype == DType::kBFloat16) return launch_columns<__nv_bfloat16>;
+  }
+  throw Error(ErrorCode::kInternal, "backend", "the plan takes a kernel that this build lacks for the dtype");
 }
 
 // `gradients`: where the weight gradients go, one per job, when the plan has any.
@@ -138,12 +148,7 @@ void run_contract(DType dtype, const ContractPlan& plan, std::span<const Job> fr
       }
       blocks += part.blocks;
     }
-    if constexpr (catalog::kMmaFloat16) {
-      if (dtype == DType::kFloat16) launch_contract_of<__half>(jobs, blocks, stream);
-    }
-    if constexpr (catalog::kMmaBFloat16) {
-      if (dtype == DType::kBFloat16) launch_contract_of<__nv_bfloat16>(jobs, blocks, stream);
-    }
+    launch_contract_of(dtype)(jobs, blocks, stream);
     if (reduce.count > 0) launch_reduce(dtype, reduce, stream);
   }
 }

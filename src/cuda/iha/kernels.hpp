@@ -9,8 +9,8 @@
 namespace plait::cuda::iha {
 
 void launch_expand(DType dtype, const Jobs<ExpandLayout>& jobs, int64_t blocks, cudaStream_t stream);
-// columns: jobs.layout.columns, 64 or 128.
-template <class T, int kColumns>  // T: __half or __nv_bfloat16; kColumns: 64 or 128
+// T: __half or __nv_bfloat16; kColumns: jobs.layout.columns, 64 or 128.
+template <class T, int kColumns>
 void launch_contract(const Jobs<ContractLayout>& jobs, int64_t blocks, cudaStream_t stream);
 void launch_reduce(DType dtype, const ReduceJobs& jobs, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies.
-// Called by the kernels of cuda_sm90. Phases alternate in parity from 0; a wait for parity p returns once the phase of
-// that parity is over, so a wait for parity 1 on a fresh barrier returns at once.
+// Called by the kernels of cuda_sm90 and by decode in clusters. Phases alternate in parity from 0; a wait for parity p
+// returns once the phase of that parity is over, so a wait for parity 1 on a fresh barrier returns at once.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,20 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
 
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+// The same for what other blocks of the cluster sent.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  uint32_t over = 0;
+  while (over == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(over)
+        : "r"(barrier), "r"(parity)
+        : "memory");
   }
 }
 

@@ -1,5 +1,5 @@
 // How a tensor map cuts the rows of a tensor into tiles that end at any row. Plain C++.
-// Called by sm90/tensor_map.cu (extents and strides), the sm90 kernels (coordinates) and the tests.
+// Called by tensor_map.cu (extents and strides), prefill/layouts.hpp, the kernels (coordinates) and the tests.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "cuda/common/divisor.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
-namespace plait::tile {
+namespace plait::cuda::sm90 {
 
 inline constexpr int kMapRank = 5;
 
@@ -19,10 +19,11 @@ inline constexpr int kMapRank = 5;
 // tile_rows lies ahead of the map, so that the copy engine fills it with zeros.
 struct RowTileIndex {
   int tile_rows;
-  int column_blocks;  // of kBlockColumns; a copy wholly beside the tensor's columns may fault, so nobody makes one
+  int column_blocks;  // of tile::kBlockColumns; a copy wholly beside the tensor's columns may fault, so nobody makes
+                      // one
   int per;            // virtual rows of a token, where tokens do not lie back to back (interleaved mode); else 1
   int batch_rows;     // rows (tokens) from one batch to the next; 0: batches are a dimension of the map
-  cuda::Divisor by_per;
+  Divisor by_per;
 
   struct Coordinates {
     int at[kMapRank];
@@ -70,21 +71,21 @@ inline std::optional<RowTileLayout> row_tile_layout(const AttentionProblem& p, c
   const int64_t batch_rows = folds ? batch_step / row_step : 0, all = (batch - 1) * batch_rows + count + 1;
   if (all > kMostRows || (!together && tile_rows % per != 0)) return {};
   const int inner = together ? 1 : static_cast<int>(per);
-  const int column_blocks = static_cast<int>((dim + kBlockColumns - 1) / kBlockColumns);
-  const RowTileIndex index{tile_rows, column_blocks, inner, static_cast<int>(batch_rows), cuda::Divisor::of(inner)};
+  const int column_blocks = static_cast<int>((dim + tile::kBlockColumns - 1) / tile::kBlockColumns);
+  const RowTileIndex index{tile_rows, column_blocks, inner, static_cast<int>(batch_rows), Divisor::of(inner)};
   const int64_t tile = tile_rows / inner, ahead = tile * row_step;
   if (!together) {
     return RowTileLayout{{dim, per, tile, heads, all},
                          {pseudo_step, row_step, head_step, row_step},
-                         {kBlockColumns, inner, static_cast<int>(tile), 1, 1},
+                         {tile::kBlockColumns, inner, static_cast<int>(tile), 1, 1},
                          ahead,
                          index};
   }
   return RowTileLayout{{dim, tile, passes > 1 ? passes : batch, heads, all},
                        {row_step, passes > 1 ? pseudo_step : batch_step, head_step, row_step},
-                       {kBlockColumns, tile_rows, 1, 1, 1},
+                       {tile::kBlockColumns, tile_rows, 1, 1, 1},
                        ahead,
                        index};
 }
 
-}  // namespace plait::tile
+}  // namespace plait::cuda::sm90

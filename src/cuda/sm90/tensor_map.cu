@@ -7,7 +7,7 @@
 #include "cuda/runtime/check.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 
-namespace plait::cuda {
+namespace plait::cuda::sm90 {
 namespace {
 
 decltype(&cuTensorMapEncodeTiled) find_encoder() {
@@ -24,14 +24,14 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
 
 }  // namespace
 
-RowTileMap row_tile_map(const CanonicalTensor& t, const tile::RowTileLayout& layout) {
+RowTileMap row_tile_map(const CanonicalTensor& t, const RowTileLayout& layout) {
   static const auto encode = find_encoder();
   constexpr int kElementBytes = 2;
   // Coordinates count from `ahead` elements before the tensor; what lies there is never read.
   auto* base = static_cast<char*>(t.data) - layout.ahead * kElementBytes;
-  std::array<cuuint64_t, tile::kMapRank> extents;
-  std::array<cuuint64_t, tile::kMapRank - 1> strides;
-  std::array<cuuint32_t, tile::kMapRank> box, every;
+  std::array<cuuint64_t, kMapRank> extents;
+  std::array<cuuint64_t, kMapRank - 1> strides;
+  std::array<cuuint32_t, kMapRank> box, every;
   std::ranges::copy(layout.extents, extents.begin());
   std::ranges::transform(layout.strides, strides.begin(),
                          [](int64_t step) { return static_cast<cuuint64_t>(step * kElementBytes); });
@@ -40,7 +40,7 @@ RowTileMap row_tile_map(const CanonicalTensor& t, const tile::RowTileLayout& lay
   const CUtensorMapDataType type =
       t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   RowTileMap result{{}, layout.index};
-  const CUresult status = encode(&result.map, type, tile::kMapRank, base, extents.data(), strides.data(), box.data(),
+  const CUresult status = encode(&result.map, type, kMapRank, base, extents.data(), strides.data(), box.data(),
                                  every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
@@ -50,4 +50,4 @@ RowTileMap row_tile_map(const CanonicalTensor& t, const tile::RowTileLayout& lay
   return result;
 }
 
-}  // namespace plait::cuda
+}  // namespace plait::cuda::sm90

@@ -6,15 +6,15 @@
 
 #include "cuda/sm90/row_tile.hpp"
 
-namespace plait::cuda {
+namespace plait::cuda::sm90 {
 
 // A 16-bit tensor in tiles of rows. A copy is 64 columns wide, swizzled as tile::WgmmaTile; columns past the tensor's
 // and rows that a tile lacks are zeros.
 struct RowTileMap {
   CUtensorMap map;
-  tile::RowTileIndex index;
+  RowTileIndex index;
 };
 
-RowTileMap row_tile_map(const CanonicalTensor& tensor, const tile::RowTileLayout& layout);
+RowTileMap row_tile_map(const CanonicalTensor& tensor, const RowTileLayout& layout);
 
-}  // namespace plait::cuda
+}  // namespace plait::cuda::sm90

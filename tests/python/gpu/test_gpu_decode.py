@@ -43,8 +43,31 @@ def test_prompts_and_pieces_of_them_go_into_a_cache(D, backend, dtype):
         call = make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, causal=True, rope_dims=32,
                     dtype=dtype, backend=backend, strategy="split_q" if D <= 256 else "auto")  # fmt: skip
         CPU["check"](call)
+
+
+@HALF
+@pytest.mark.parametrize("D", [64, 512])
+def test_prompts_over_ranges_of_keys(D, dtype):
+    for lengths, Sn in (((0, 0, 0), 150), ((37, 150, 3), 130)):
         CPU["check"](make(D=D, Dv=D, Hq=4, Hk=2, lengths=lengths, capacity=300, Sq=Sn, Sn=Sn, window=(40, 3),
                           sinks=True, dtype=dtype, backend="cuda_mma", strategy="split_kv"))  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="cuda_sm90 is for Hopper")
+def test_what_hoppers_copy_engine_cannot_read_is_refused_by_name_before_anything_runs():
+    q, k, v = (torch.randn(1, 2, 300, 65).bfloat16()[..., 1:] for _ in "qkv")  # rows not 16-byte aligned
+    aligned = torch.randn(1, 2, 300, 64).bfloat16()
+    named = {"backend": "cuda_sm90"}
+    for name, tensors in (("q", (q, aligned, aligned)), ("k", (aligned, k, aligned)), ("v", (aligned, aligned, v))):
+        with pytest.raises(RuntimeError, match=rf"^{name}: cuda_sm90 cannot read it.* way out: use backend auto, or a contiguous copy of {name}"):
+            plait.flash_attention(*tensors, **named)
+        plait.flash_attention(*tensors)
+        plait.flash_attention(*(x.contiguous() for x in tensors), **named)
+    before = v.clone()
+    step = {"k_new": aligned[:, :, :9], "v_new": aligned[:, :, :9], "cache_seqlens": torch.tensor([20]).int()}
+    with pytest.raises(RuntimeError, match="^v_cache: cuda_sm90 cannot read it"):
+        plait.attention_with_kvcache(aligned[:, :, :9], aligned.clone(), v, **step, **named)
+    assert torch.equal(v, before)
 
 
 @HALF

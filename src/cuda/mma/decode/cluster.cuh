@@ -40,7 +40,7 @@ struct ClusterMerge {
     combine.stage(p.rows, out[0], rows, 0);
     __syncthreads();
     send(combine);
-    ptx::mbarrier_wait(barrier(), 0);
+    ptx::mbarrier_wait_cluster(barrier(), 0);
     finish();
   }
 

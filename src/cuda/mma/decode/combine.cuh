@@ -1,5 +1,5 @@
 // From the warps' accumulators to a block's result, and from the results of all blocks of a unit to O and LSE.
-// Called by kernel.cuh. Always in one order, so that a result has the same bits every time.
+// Called by kernel.cuh and cluster.cuh. Always in one order, so that a result has the same bits every time.
 #pragma once
 
 #include "cuda/mma/decode/mainloop.cuh"

@@ -20,7 +20,9 @@ struct Arrivals {
 };
 
 // Before the attention, in one launch at most: counters to zero, and in a cache step the new keys and values into the
-// cache and the queries into `queries`, of query_copy_bytes(). Returns the tensors that the attention reads.
+// cache and the queries into `queries`, of query_copy_bytes(). Returns the tensors that the attention reads, as
+// prepared_tensors() does without a launch.
+AttentionTensors prepared_tensors(const KvCacheProblem& problem, const KvCacheTensors& tensors, void* queries);
 void launch_prepare(const Arrivals& arrivals, Stream stream);
 AttentionTensors launch_prepare(const Arrivals& arrivals, const KvCacheProblem& problem, const KvCacheTensors& tensors,
                                 void* queries, Stream stream);

@@ -84,7 +84,7 @@ inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionPro
   return params;
 }
 
-// Behind launch_prepare() without waiting for its end, where the GPU can.
+// Behind launch_prepare() without waiting for its end, where there was one and the GPU can.
 template <class T, int kHeadDim, int kSize, int kGpu>
 void launch_decode_tile(const DecodeParams& params, int64_t workers, int compute_capability, cudaStream_t stream) {
   constexpr catalog::DecodeTile kTile = catalog::decode_tiles(kHeadDim)[kSize][kGpu];
@@ -118,9 +118,10 @@ void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const 
     launch_decode_clusters<T, kHeadDim>(layout, params, stream);
     return;
   }
+  const bool prepared = layout.arrivals > 0 || params.ragged;
   const auto go = [&]<int kSize, int kGpu>() {
     launch_decode_tile<T, kHeadDim, kSize, kGpu>(params, params.ragged ? layout.workers : params.shares.workers,
-                                                 compute_capability, stream);
+                                                 prepared ? compute_capability : 0, stream);
   };
   const bool large_gpu = layout.choice.gpu == 0;
   if constexpr (catalog::decode_tiles(kHeadDim)[1][0].row_blocks > 1) {

@@ -1,5 +1,5 @@
 // The key loop of the decode kernel: each warp takes its own steps of keys through its own ring, without a barrier.
-// Called by kernel.cuh.
+// Called by kernel.cuh and cluster.cuh.
 #pragma once
 
 #include "cuda/mma/decode/storage.cuh"

@@ -7,13 +7,14 @@
 #include "catalog/mma_tiles.hpp"
 #include "cuda/mma/decode/workspace.hpp"
 #include "cuda/mma/leave.hpp"
+#include "cuda/mma/split_d/ranges.hpp"
 
 namespace plait::cuda::mma {
 namespace {
 
-// Clocks of one multiprocessor, from measurements on an H200. Decode reads keys and values at 20 bytes per clock for
-// each row tile. A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that
-// beside a second block; cuda_sm90 is so much faster.
+// Clocks of one multiprocessor, from measurements on an H200: what decode costs besides the reading of keys and values.
+// A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that beside a
+// second block; cuda_sm90 is so much faster.
 constexpr double kDecodeStart = 12000, kClusterStart = 5000;
 constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 1.8;
 
@@ -72,25 +73,17 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
       fmt::format("the {} rows of a key head are {} tile(s) of {}; {} blocks, {} on a multiprocessor", layout.rows,
                   layout.row_tiles, layout.tile.rows(), layout.workers,
                   layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
-  plan.reasons.push_back(layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
-                         : layout.cluster_log2 > 0
-                             ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory",
-                                           int64_t{1} << layout.cluster_log2)
-                             : std::string("each block takes an even share of all keys, whatever their lengths"));
+  plan.reasons.push_back(
+      layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
+      : layout.cluster_log2 > 0
+          ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory", layout.splits)
+          : std::string("each block takes an even share of all keys, whatever their lengths"));
 }
 
-bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan) {
-  const AttentionProblem& a = problem.attention;
-  if (problem.raw()) {
-    leave_mma(a, {"raw IHA caches", "mixed IHA caches", "mixing of a cache while it is read"}, plan);
-    return false;
-  }
-  const bool split_d = std::max(a.head_dim, a.head_dim_v) > catalog::kMmaMaxHeadDim;  // has no such limits
-  if (!split_d && !DecodeLayout(a, device).in_limits(a)) {
-    leave_mma(a, {fmt::format("a cache of {} keys", a.seqlen_kv), kDecodeLimits, "wider counters"}, plan);
-    return false;
-  }
-  return true;
+bool cache_served(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  if (is_split_d(problem) || DecodeLayout(problem, device).in_limits(problem)) return true;
+  leave_mma(problem, {fmt::format("a cache of {} keys", problem.seqlen_kv), kDecodeLimits, "wider counters"}, plan);
+  return false;
 }
 
 }  // namespace plait::cuda::mma

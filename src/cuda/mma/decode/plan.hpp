@@ -13,8 +13,8 @@ void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Pla
 // Tiles, splits, workspace and reasons of strategy split_kv. Throws where the problem is too large for its counters.
 void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
 
-// Whether cuda_mma takes a cache step. If not, the plan becomes one of cuda_naive, or the call is refused where it asks
-// for cuda_mma or for split_kv.
-bool cache_served(const KvCacheProblem& problem, const DeviceInfo& device, Plan& plan);
+// Whether the kernel's counters hold a cache step. If not, the plan becomes one of cuda_naive, or the call is refused
+// where it asks for cuda_mma or for split_kv.
+bool cache_served(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
 
 }  // namespace plait::cuda::mma

@@ -64,19 +64,22 @@ void launch_prepare(const Arrivals& arrivals, Stream stream) {
   launch(zero_kernel, blocks, kMixThreads, 0, stream, arrivals);
 }
 
+AttentionTensors prepared_tensors(const KvCacheProblem& p, const KvCacheTensors& t, void* queries) {
+  AttentionTensors attention = t.attention;
+  if (copies_queries(p)) attention.q = query_copy(p, p.attention.dtype, queries);
+  return attention;
+}
+
 AttentionTensors launch_prepare(const Arrivals& arrivals, const KvCacheProblem& p, const KvCacheTensors& t,
                                 void* queries, Stream stream) {
-  AttentionTensors attention = t.attention;
+  const AttentionTensors attention = prepared_tensors(p, t, queries);
   PrepareParams params{};
   int64_t blocks = 0;
   if (p.attention.new_keys > 0) {
     params.keys = part_of(new_keys(p, t), true, blocks);
     params.values = part_of(new_values(p, t), true, blocks);
   }
-  if (copies_queries(p)) {
-    attention.q = query_copy(p, p.attention.dtype, queries);
-    params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
-  }
+  if (copies_queries(p)) params.queries = part_of(turned_queries(p, t, attention.q), false, blocks);
   if (blocks == 0) {
     launch_prepare(arrivals, stream);
     return attention;

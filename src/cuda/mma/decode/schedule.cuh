@@ -1,5 +1,6 @@
 // Which keys of which rows a block works on: its even share of all steps of keys, or whole splits of a fixed size.
-// Called by kernel.cuh. Lengths of a cache are read on the device; every block finds its share by itself.
+// Called by kernel.cuh and cluster.cuh. Lengths of a cache are read on the device; every block finds its share by
+// itself.
 #pragma once
 
 #include "cuda/common/rows.cuh"

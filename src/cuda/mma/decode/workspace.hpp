@@ -126,8 +126,8 @@ struct DecodeLayout {
   void choose_cluster(const AttentionProblem& p, const DeviceInfo& device, int64_t resident) {
     const int64_t all_units = p.batch * units, most = device.multiprocessors;
     const bool alike = !p.cached || p.batch == 1, light = p.page_size > 0 || bucket < 128;
-    if (!catalog::kClusters || device.compute_capability != 90 || !alike || split_keys > 0 || row_tiles != 1 ||
-        choice.size != 0 || choice.gpu != 0) {
+    if (!catalog::kClusters || device.compute_capability != catalog::kHopper || !alike || split_keys > 0 ||
+        row_tiles != 1 || choice.size != 0 || choice.gpu != 0) {
       return;
     }
     int log2 = 16 * all_units <= (light ? most : most - most / 8) ? kMostClusterLog2 : kMostClusterLog2 - 1;

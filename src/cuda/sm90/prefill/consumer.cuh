@@ -2,8 +2,6 @@
 // Called by kernel.cuh.
 #pragma once
 
-#include <climits>
-
 #include "cuda/sm90/prefill/epilogue.cuh"
 #include "cuda/sm90/prefill/products.cuh"
 #include "cuda/sm90/prefill/softmax.cuh"
@@ -125,8 +123,9 @@ struct PrefillConsumer {
       KeyRing next = at.key;
       next.advance();
       landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
-      // Over long ago; the loop in a branch keeps the compiler from moving exponentials behind the wait.
-      if (raised) [[unlikely]]
+      // A loop in this branch keeps the compiler from moving exponentials behind the next wait. These values landed
+      // long ago; a slot that was released may have been filled again, for a phase that ends later or never.
+      if (raised && held) [[unlikely]]
         wait_values(values);
       ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
       ptx::hold(out[0]);

@@ -63,9 +63,10 @@ __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float 
   }
 }
 
+inline constexpr int kStagedRows = 4;
+
 // The same through shared memory, so that neighbouring threads write a row's 64 elements. `stage`: rows from `slab` on
 // of a Tile, of the warp alone. Rows that are kStagedRows apart are even steps apart.
-inline constexpr int kStagedRows = 4;
 template <class T, class Tile, int kOutTiles>
 __device__ inline void store_staged(const float (&out)[kOutTiles][4], const float (&factor)[2], const OutputRows<T>& to,
                                     uint32_t stage, int slab, int lane) {

@@ -16,22 +16,17 @@ inline constexpr int64_t kSectionRounds = 2;
 inline constexpr int64_t kPackedSectionRounds = 3;
 
 template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int multiprocessors,
-                    void* workspace, cudaStream_t stream) {
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
+                    int64_t cache_rows, int multiprocessors, void* workspace, cudaStream_t stream) {
   constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (works == 0) return;
-  const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
-  const auto map = [&](const CanonicalTensor& x, int64_t dim, int64_t rows, int64_t heads, int64_t batches,
-                       int tile_rows) {
-    return row_tile_map(x, tile::row_tile_layout(p, x, dim, rows, heads, batches, tile_rows).value());
-  };
-  const PrefillParams params{map(t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, kTile.rows()),
-                             map(t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, kTile.tile_keys),
-                             map(t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, kTile.tile_keys),
+  const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
+                             row_tile_map(t.k, layouts.k.value()),
+                             row_tile_map(t.v, layouts.v.value()),
                              p,
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),

@@ -4,15 +4,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/sm90/prefill/layouts.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda::sm90 {
 
-// O and LSE of a problem whose q, k and v have row tile layouts (tile::row_tile_layout). T: __half or __nv_bfloat16, as
-// problem.dtype says; kHeadDim: a bucket of catalog::kSm90PrefillTiles that holds head_dim and head_dim_v. cache_rows:
-// of a dense cache, else 0; multiprocessors: of the device; workspace: prefill_workspace_bytes(). No synchronisation.
+// O and LSE of a problem with complete layouts. T: __half or __nv_bfloat16, as problem.dtype says; kHeadDim: a bucket
+// of catalog::kSm90PrefillTiles that holds head_dim and head_dim_v. cache_rows: of a dense cache, else 0;
+// multiprocessors: of the device; workspace: prefill_workspace_bytes(). No synchronisation.
 template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows,
-                    int multiprocessors, void* workspace, cudaStream_t stream);
+void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, const PrefillLayouts& layouts,
+                    int64_t cache_rows, int multiprocessors, void* workspace, cudaStream_t stream);
 
 }  // namespace plait::cuda::sm90

@@ -2,6 +2,8 @@
 // Called by kernel.cuh.
 #pragma once
 
+#include <climits>
+
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/prefill/epilogue.cuh"
 
@@ -202,7 +204,7 @@ struct PrefillProducer {
     }
   }
 
-  // `rows` rows that end before row `end`; see tile::RowTileIndex.
+  // `rows` rows that end before row `end`; see RowTileIndex.
   template <class Tile>
   __device__ __forceinline__ void copy(const RowTileMap& map, char* to, uint64_t& full, int rows, int end, int head,
                                        int batch, int pass) const {

@@ -44,7 +44,7 @@ struct PrefillParams {
 
 // Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each consumer warp.
 // Works are written and read by whole warps, without the copy engine, once per row tile: there every lane of the finder
-// and every consumer thread arrives for itself, so that the order shows without __syncwarp; and who copies keys.
+// and every consumer thread arrives for itself, so that the order shows without __syncwarp; and each of the copiers.
 template <int kSlots>
 struct Ring {
   uint64_t full[kSlots], empty[kSlots];
