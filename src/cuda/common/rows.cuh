@@ -1,5 +1,5 @@
 // From a block's number to a sequence and a tile of it, and from rows to element offsets.
-// Called by the attention kernels of naive, mma and sm90. What the device reads here (lengths, page ids) is never trusted:
+// Called by the attention kernels of naive, mma, sm90. What the device reads here (lengths, page ids) is never trusted:
 // whatever it holds, every offset stays inside its tensor.
 #pragma once
 

@@ -1,5 +1,5 @@
 // ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory into operand registers.
-// Called by the kernels of cuda_mma, cuda_sm90 and iha. Lane i gives the 16-byte row i % 8 of matrix i / 8; register m of lane
+// Called by the kernels of mma, sm90 and iha. Lane i gives the 16-byte row i % 8 of matrix i / 8; register m of lane
 // l receives elements 2 (l % 4), +1 of row l / 4 of matrix m (`trans`: of column l / 4).
 #pragma once
 

@@ -59,7 +59,10 @@ def test_what_hoppers_copy_engine_cannot_read_is_refused_by_name_before_anything
     aligned = torch.randn(1, 2, 300, 64).bfloat16()
     named = {"backend": "cuda_sm90"}
     for name, tensors in (("q", (q, aligned, aligned)), ("k", (aligned, k, aligned)), ("v", (aligned, aligned, v))):
-        with pytest.raises(RuntimeError, match=rf"^{name}: cuda_sm90 cannot read it.* way out: use backend auto, or a contiguous copy of {name}"):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"^{name}: cuda_sm90 cannot read it.* way out: use backend auto, or a contiguous copy of {name}",
+        ):
             plait.flash_attention(*tensors, **named)
         plait.flash_attention(*tensors)
         plait.flash_attention(*(x.contiguous() for x in tensors), **named)

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "catalog/mma_tiles.hpp"
 #include "cuda/mma/decode/workspace.hpp"
 #include "cuda/mma/leave.hpp"
@@ -16,19 +18,25 @@ namespace {
 // A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that beside a
 // second block; cuda_sm90 is so much faster.
 constexpr double kDecodeStart = 12000, kClusterStart = 5000;
-constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 1.8;
+constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 2.2;
 
 constexpr const char* kDecodeLimits =
     "rows and keys of a sequence up to 2^28, steps of keys over all heads and sequences up to 2^31";
 
-double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
+// All keys and values once, by all multiprocessors.
+double read_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
   const double bytes = static_cast<double>(p.batch * p.heads_kv * layout.keys * p.joint_passes()) *
                        static_cast<double>(p.head_dim + p.head_dim_v) * 2;
-  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
-         bytes * static_cast<double>(layout.row_tiles) / kBytesPerClock / device.multiprocessors;
+  return bytes / kBytesPerClock / device.multiprocessors;
 }
 
-double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
+double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
+  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
+         static_cast<double>(layout.row_tiles) * read_clocks(p, device, layout);
+}
+
+// `speed`: of its products, beside cuda_mma's. Its last round of blocks reads no faster than the others.
+double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout, double speed) {
   const catalog::PrefillTile& tile =
       catalog::prefill_tile(catalog::head_dim_bucket(std::max(p.head_dim, p.head_dim_v)), device.smem_per_block_bytes);
   const int64_t blocks = p.batch * p.heads_q * ceil_div(p.seqlen_q * p.rows_per_position(), tile.rows());
@@ -36,7 +44,9 @@ double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
   const double keys = static_cast<double>(p.seqlen_kv * p.rows_per_position() * p.joint_passes());
   const double block = keys * tile.head_dim * tile.rows() * kPrefillClocks;
   const double rounds = static_cast<double>(ceil_div(blocks, at_once)) * tile.blocks_per_multiprocessor;
-  return kPrefillStart + block * (blocks <= device.multiprocessors ? 1.0 : rounds);
+  const double products = kPrefillStart + block * (blocks <= device.multiprocessors ? 1.0 : rounds);
+  const double filled = static_cast<double>(ceil_div(blocks, at_once) * at_once) / static_cast<double>(blocks);
+  return std::max(products / speed, kPrefillStart / speed + filled * read_clocks(p, device, layout));
 }
 
 }  // namespace
@@ -46,7 +56,8 @@ void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Pla
   const DecodeLayout layout(problem, device);
   if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return;
   const double decode = decode_clocks(problem, device, layout);
-  const double prefill = prefill_clocks(problem, device) / (plan.backend == Backend::kCudaSm90 ? kSm90Speed : 1.0);
+  const double speed = plan.backend == Backend::kCudaSm90 ? kSm90Speed : 1.0;
+  const double prefill = prefill_clocks(problem, device, layout, speed);
   plan.strategy = decode < prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
   plan.reasons.push_back(fmt::format("{}: about {:.0f} thousand clocks over key ranges, {:.0f} over query tiles",
                                      strategy_name(plan.strategy), decode / 1000, prefill / 1000));
