@@ -10,7 +10,8 @@
 namespace plait {
 namespace {
 
-constexpr int64_t kMaxElements = int64_t{1} << 56;  // so that byte offsets stay inside 64 bits
+// So that byte offsets, and sizes made of a few extents, stay inside 64 bits.
+constexpr int64_t kMaxElements = int64_t{1} << 48, kMaxReach = int64_t{1} << 56;
 
 // Bytes [begin, end) that a view may touch, its dimensions by falling |stride|, and whether it fills them without gaps.
 struct Footprint {
@@ -129,11 +130,11 @@ void check_tensor(Named tensor, int rank, const std::string& expected) {
   for (int i = 0; i < rank; ++i) {
     if (view.shape[i] < 0) refuse(tensor.name, fmt::format("got a negative size in {}", view.shape_string()));
     if (__builtin_mul_overflow(count, std::max<int64_t>(view.shape[i], 1), &count) || count > kMaxElements) {
-      refuse(tensor.name, fmt::format("got {}, expected at most 2^56 elements", view.shape_string()));
+      refuse(tensor.name, fmt::format("got {}, expected at most 2^48 elements", view.shape_string()));
     }
     int64_t reach = 0;
-    if (__builtin_mul_overflow(view.stride[i], std::max<int64_t>(view.shape[i] - 1, 0), &reach) ||
-        reach > kMaxElements || reach < -kMaxElements) {
+    if (__builtin_mul_overflow(view.stride[i], std::max<int64_t>(view.shape[i] - 1, 0), &reach) || reach > kMaxReach ||
+        reach < -kMaxReach) {
       refuse(tensor.name, fmt::format("got stride {} in dimension {}, expected a reach of at most 2^56 elements",
                                       view.stride[i], i));
     }

@@ -81,8 +81,10 @@ std::vector<std::string> names_of(uint32_t features) {
 const char* device_kind_name(DeviceKind kind) { return kind == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
 std::string required_text(const Requirement& need) {
-  std::vector<std::string> parts{fmt::format("{} on {}", op_name(need.op), device_kind_name(need.device.kind)),
-                                 dtype_name(need.dtype), fmt::format("head dim {}", need.head_dim)};
+  std::vector<std::string> parts{
+      fmt::format("{} on {}", op_name(need.op), device_kind_name(need.device.kind)), dtype_name(need.dtype),
+      need.head_dim == need.head_dim_v ? fmt::format("head dim {}", need.head_dim)
+                                       : fmt::format("head dims {} and {}", need.head_dim, need.head_dim_v)};
   for (std::string& name : names_of(need.features)) parts.push_back(std::move(name));
   if (need.strategy != Strategy::kAuto) parts.push_back(fmt::format("strategy {}", strategy_name(need.strategy)));
   return joined(parts);

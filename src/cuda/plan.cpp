@@ -55,6 +55,7 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   if (problem.backend == Backend::kAuto) mma::choose_split(problem, device, plan);
   if (plan.strategy == Strategy::kSplitKv) {
     plan.backend = Backend::kCudaMma;
+    plan.reasons.emplace_back("split_kv is cuda_mma's");
     return;
   }
   plan.strategy = Strategy::kSplitQ;

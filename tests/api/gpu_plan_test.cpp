@@ -183,6 +183,29 @@ TEST(GpuPlan, LargeHeadDimsSplitTheirKeysWhereRowsAreFew) {
   EXPECT_EQ(plan_attention_with_kvcache(step, DeviceInfo::by_name("t4")).backend, Backend::kCudaMma);
 }
 
+TEST(GpuPlan, DevicesAndSizesThatCannotBeAreRefused) {
+  DeviceInfo device = DeviceInfo::by_name("h200");
+  device.multiprocessors = 0;
+  EXPECT_NE(refusal([&] { plan_attention_forward(attention({}), device); }).find("device: got 0 multiprocessors"),
+            std::string::npos);
+  AttentionArgs args = attention({});
+  args.q.shape[2] = int64_t{1} << 40, args.q.stride[2] = 0;
+  EXPECT_NE(refusal([&] { plan(args); }).find("q: got [1, 32, 1099511627776, 128], expected at most 2^48 elements"),
+            std::string::npos);
+}
+
+// Where cuda_sm90 cannot count, cuda_mma does.
+TEST(GpuPlan, MoreRowsThanHopperCountsAreCudaMmas) {
+  AttentionArgs args = attention({.heads_q = 1, .heads_kv = 1, .seqlen_q = int64_t{1} << 29, .seqlen_kv = 4096});
+  EXPECT_EQ(plan(args).backend, Backend::kCudaMma);
+  args.options.backend = Backend::kCudaSm90;
+  EXPECT_NE(refusal([&] { plan(args); }).find("way out: use backend auto"), std::string::npos);
+  const Sizes many{.batch = 1 << 26, .heads_q = 64, .heads_kv = 64, .seqlen_q = 1, .seqlen_kv = 1};
+  args = attention(many);
+  args.options.strategy = Strategy::kSplitQ;
+  EXPECT_EQ(plan(args).backend, Backend::kCudaMma);
+}
+
 TEST(GpuPlan, RawIhaCachesStayOnCudaCores) {
   const DeviceInfo h200 = DeviceInfo::by_name("h200");
   IhaKvCacheArgs args;

@@ -358,9 +358,12 @@ def test_the_backward_is_explained_without_the_strategy_of_the_forward():
 
 
 def test_a_result_that_does_not_fit_memory_names_its_argument():
-    q, k = torch.ones(1, 1, 1, 8).expand(2**10, 2**20, 2**20, 8), torch.ones(1, 1, 1, 8).expand(2**10, 2**20, 1, 8)
-    with pytest.raises(RuntimeError, match=r"q: torch cannot allocate .*\[1024, 1048576, 1048576, 8\].*smaller"):
+    q, k = torch.ones(1, 1, 1, 8).expand(2**10, 2**15, 2**20, 8), torch.ones(1, 1, 1, 8).expand(2**10, 2**15, 1, 8)
+    with pytest.raises(RuntimeError, match=r"q: torch cannot allocate .*\[1024, 32768, 1048576, 8\].*smaller"):
         plait.flash_attention(q, k, k)
+    q = torch.ones(1, 1, 1, 8).expand(2**10, 2**20, 2**20, 8)
+    with pytest.raises(ValueError, match=r"q: got \[1024, 1048576, 1048576, 8\], expected at most 2\^48 elements"):
+        plait.flash_attention(q, q, q)
     x = torch.ones(1, 1, 1, 8).expand(2**20, 1, 2**20, 8)
     with pytest.raises(RuntimeError, match="x: torch cannot allocate"):
         plait.premix(x, torch.ones(1, 1, 1))
