@@ -157,21 +157,22 @@ bool mma_serves(const Problem& problem, const DeviceInfo& device, Plan& plan) {
 void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
-  const Lack lack{fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows),
-                  "wider counters"};
   if (plan.backend == Backend::kCudaSm90) {
-    const auto own = static_cast<double>(rows), batch = static_cast<double>(problem.batch);
-    const double tiles =
-        (problem.packed ? own / 128 + batch + 1 : batch * (own / 128 + 1)) * static_cast<double>(problem.heads_q);
+    const int tile_rows = catalog::sm90_prefill_tile(larger_head_dim(problem)).rows();
+    const double own = static_cast<double>(rows) / tile_rows, batch = static_cast<double>(problem.batch);
+    const double tiles = (problem.packed ? own + batch + 1 : batch * (own + 1)) * static_cast<double>(problem.heads_q);
     if (rows > kMostNarrowRows || tiles > INT32_MAX) {
-      const Lack own_lack{fmt::format("{} rows or keys of a head, about {:.0f} row tiles", rows, tiles),
-                          fmt::format("{} rows, 2^31 row tiles", kMostNarrowRows), "wider counters"};
-      if (problem.backend == Backend::kCudaSm90) return leave_mma(problem, own_lack, plan);
+      const Lack lack{fmt::format("{} rows or keys of a head, about {:.0f} row tiles", rows, tiles),
+                      fmt::format("{} rows, 2^31 row tiles", kMostNarrowRows), "wider counters"};
+      if (problem.backend == Backend::kCudaSm90) return leave_mma(problem, lack, plan);
       plan.backend = Backend::kCudaMma;
-      plan.reasons.push_back(fmt::format("not cuda_sm90: {}", own_lack.required));
+      plan.reasons.push_back(fmt::format("not cuda_sm90: {}", lack.required));
     }
   }
-  if (plan.backend != Backend::kCudaNaive && rows > kMostRows) leave_mma(problem, lack, plan);
+  if (plan.backend == Backend::kCudaNaive || rows <= kMostRows) return;
+  leave_mma(problem,
+            {fmt::format("{} rows or keys of a head", rows), fmt::format("{} of them", kMostRows), "wider counters"},
+            plan);
 }
 
 // Pages are read by decode alone.

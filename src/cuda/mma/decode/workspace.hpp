@@ -106,20 +106,18 @@ struct DecodeLayout {
            p.batch * units <= kMostSteps / std::max<int64_t>(1, steps);
   }
 
+ private:
   // Clusters of 2^log2 blocks, if their shared memory fits.
-  bool set_cluster(int log2, bool deep_blocks, int64_t smem_per_block_bytes) {
+  void set_cluster(int log2, bool deep_blocks, int64_t smem_per_block_bytes) {
     const catalog::DecodeTile before = tile;
     tile = catalog::cluster_tile(bucket, deep_blocks);
     deep = deep_blocks, cluster_log2 = log2, slice_log2 = 0;
     while (tile_rows * bucket / kVector > int64_t{1} << (cluster_log2 + slice_log2)) ++slice_log2;
     const int64_t blocks =
         (smem_per_block_bytes + tile.kBlockReservedBytes) / (cluster_smem_bytes() + tile.kBlockReservedBytes);
-    if (blocks >= tile.most_blocks_per_multiprocessor) return true;
-    tile = before, cluster_log2 = 0;
-    return false;
+    if (blocks < tile.most_blocks_per_multiprocessor) tile = before, cluster_log2 = 0;
   }
 
- private:
   // A block for each multiprocessor at most, though there is room for two: clusters lie within groups of
   // multiprocessors whose sizes differ, so clusters of 16 are fewer still, lest two share a group's bandwidth. Blocks
   // of 8 on half of the multiprocessors are deep. Light blocks have to be many.

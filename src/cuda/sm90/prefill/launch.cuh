@@ -12,7 +12,7 @@ namespace plait::cuda::sm90 {
 // Row tiles of one section, by blocks: few, so that their keys and values stay in the L2 cache (17 MB with 128 rows of
 // head dim 128); two rounds, so that every block takes a long and a short one.
 inline constexpr int64_t kSectionRounds = 2;
-// Of packed problems, by the mean length: blocks take row tiles as they come, one ahead, which three rounds even out.
+// Of packed problems, by the mean length: blocks take row tiles as they come, two ahead, which three rounds even out.
 inline constexpr int64_t kPackedSectionRounds = 3;
 
 template <class T, int kHeadDim>
