@@ -52,8 +52,8 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the queries, the keys, or the values, of all row tiles, by one lane each. Each alone: slots of keys are free
-  // earlier than those of the values before them.
+  // Copies the queries, or the keys and values, of all row tiles, by one lane each. Keys and values in turn: the copy
+  // engine works in order, and keys that were sent for early would stand ahead of values that are waited for.
   __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
@@ -63,21 +63,17 @@ struct PrefillProducer {
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
-  __device__ __forceinline__ void copy_keys() const { copy_all(params.k, storage.k, storage.keys); }
-  __device__ __forceinline__ void copy_values() const { copy_all(params.v, storage.v, storage.values); }
-
- private:
-  using KeyTile = typename Storage::KeyTile;
-
-  __device__ __forceinline__ void copy_all(const RowTileMap& map, char (&to)[kTile.stages][KeyTile::kBytes],
-                                           Ring<kTile.stages>& ring) const {
+  __device__ __forceinline__ void copy_keys() const {
     WorkRing at;
     RingPosition<kTile.stages> slot;
     for (; wait_found(at); at.advance()) {
-      copy_all(storage.work[at.slot], map, to, ring, slot);
+      copy_keys(storage.work[at.slot], slot);
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
+
+ private:
+  using KeyTile = typename Storage::KeyTile;
 
   // False: there are no more row tiles.
   __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
@@ -188,9 +184,7 @@ struct PrefillProducer {
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_all(const PrefillWork& work, const RowTileMap& map,
-                                           char (&to)[kTile.stages][KeyTile::kBytes], Ring<kTile.stages>& ring,
-                                           RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -198,8 +192,10 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(ring, at);
-      copy<KeyTile>(map, to[at.slot], ring.full[at.slot], rows, end, head, batch, pass);
+      wait_empty(storage.keys, at);
+      copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
+      wait_empty(storage.values, at);
+      copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
       at.advance();
     }
   }
