@@ -22,6 +22,8 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
   if (works == 0) return;
+  const int64_t sequences = p.packed ? std::max<int64_t>(p.batch, 1) : 1;
+  const int64_t keys = p.seqlen_kv * p.rows_per_position() / sequences;  // in the mean
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
@@ -33,7 +35,8 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
                              ScoreScale::of(p),
                              mma::prefill_order(p, kTile.rows(), cache_rows, 0, rounds * multiprocessors),
                              static_cast<unsigned>(works),
-                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr};
+                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
+                             keys > kTile.in_turn_above};
   launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
 }

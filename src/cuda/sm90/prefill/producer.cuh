@@ -52,8 +52,8 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the queries, or the keys and values, of all row tiles, by one lane each. Keys and values in turn: the copy
-  // engine works in order, and keys that were sent for early would stand ahead of values that are waited for.
+  // Copies the queries, the keys, or the values, of all row tiles, by one lane each: slots of keys are free earlier
+  // than those of the values before them. In turn, keys and values are copied by one lane, in the order of the steps.
   __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
@@ -63,17 +63,20 @@ struct PrefillProducer {
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
-  __device__ __forceinline__ void copy_keys() const {
-    WorkRing at;
-    RingPosition<kTile.stages> slot;
-    for (; wait_found(at); at.advance()) {
-      copy_keys(storage.work[at.slot], slot);
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
-    }
-  }
+  __device__ __forceinline__ void copy_keys() const { copy_key_tiles(true, params.in_turn); }
+  __device__ __forceinline__ void copy_values() const { copy_key_tiles(false, !params.in_turn); }
 
  private:
   using KeyTile = typename Storage::KeyTile;
+
+  __device__ __forceinline__ void copy_key_tiles(bool keys, bool values) const {
+    WorkRing at;
+    RingPosition<kTile.stages> slot;
+    for (; wait_found(at); at.advance()) {
+      if (keys || values) copy_key_tiles(storage.work[at.slot], keys, values, slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
 
   // False: there are no more row tiles.
   __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
@@ -184,7 +187,8 @@ struct PrefillProducer {
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_key_tiles(const PrefillWork& work, bool keys, bool values,
+                                                 RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -192,10 +196,14 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(storage.keys, at);
-      copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
-      wait_empty(storage.values, at);
-      copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      if (keys) {
+        wait_empty(storage.keys, at);
+        copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
+      }
+      if (values) {
+        wait_empty(storage.values, at);
+        copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      }
       at.advance();
     }
   }

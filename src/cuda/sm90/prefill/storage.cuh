@@ -40,6 +40,7 @@ struct PrefillParams {
   PrefillOrder order;
   unsigned works;    // row tiles of all heads
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
+  bool in_turn;      // keys and values are copied by one lane
 };
 
 // Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each consumer warp.
