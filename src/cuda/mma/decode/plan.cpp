@@ -31,7 +31,7 @@ double read_clocks(const AttentionProblem& p, const DeviceInfo& device, const De
 }
 
 double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
-  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
+  return (layout.clusters.any() ? kClusterStart : kDecodeStart) +
          static_cast<double>(layout.row_tiles) * read_clocks(p, device, layout);
 }
 
@@ -86,8 +86,9 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
                   layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
   plan.reasons.push_back(
       layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
-      : layout.cluster_log2 > 0
-          ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory", layout.splits)
+      : layout.clusters.any()
+          ? fmt::format("a key head's keys are shared by {} cluster(s), of {} blocks that merge in shared memory",
+                        1 << layout.clusters.clusters_log2, 1 << layout.clusters.blocks_log2)
           : std::string("each block takes an even share of all keys, whatever their lengths"));
 }
 
