@@ -19,7 +19,10 @@ struct PrefillConsumer {
   using KeyRing = RingPosition<kTile.stages>;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
   static constexpr int kWarpRows = 16;
-  static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
+  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once; with
+  // slots for no more than one row tile, those come too late for scores ahead of the store of O.
+  static constexpr bool kStaged = kTile.query_slots >= 2 * kTile.query_parts();
+  static constexpr bool kAhead = kTile.query_slots > kTile.query_parts();
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct Position {
@@ -36,6 +39,7 @@ struct PrefillConsumer {
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     Position at;
+    if (kTile.query_parts() > 1) at.query.advance(warpgroup);
     KeyRange keys;
     int skipped;
     if (!find_rows(at, keys, skipped)) return;
@@ -51,7 +55,7 @@ struct PrefillConsumer {
     multiply_keys(scores, at);
     ptx::wgmma_wait<0>();
     ptx::hold(scores[0]);
-    release(storage.keys.empty[at.key.slot]);
+    release_scored(at, keys);
     weigh(scores, rows, factor, at, keys);
     weigh_rest(scores, rows);
     Products::pack_weights(weights, scores);
@@ -77,10 +81,9 @@ struct PrefillConsumer {
         uint64_t& work_empty = storage.works.empty[at.work.slot];
         uint64_t& query_empty = storage.queries.empty[at.query.slot];
         const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
-        const bool stages = kStaged && last;  // O goes where the queries were
-        if (!stages) release(query_empty);
+        if (kStaged && !last) release(query_empty);
         at.work.advance();
-        at.query.advance();
+        at.query.advance(kTile.query_parts());
         const int left = keys.end / kKeys;  // tiles that other warpgroups still need
         if (left > 0) held = leave_out(out, at, values, held, left);
         const bool more = find_rows(at, keys, skipped);
@@ -91,34 +94,44 @@ struct PrefillConsumer {
         } else {
           held = leave_out(out, at, values, held, skipped);
         }
-        if (more) {
-          wait_queries(at);
-          wait_keys(at.key);
-        }
-        multiply_keys(scores, at);  // without more, of whatever lies there
+        const auto multiply_first_keys = [&] {
+          if (more) {
+            wait_queries(at);
+            wait_keys(at.key);
+          }
+          multiply_keys(scores, at);  // without more, of whatever lies there
+        };
         if (last) {
+          if (kAhead) multiply_first_keys();
           const int row = warp() * kWarpRows;
           float out_factor[2];
           finish_rows(out_factor, rows, params, work, row, lane);
-          ptx::wgmma_wait<1>();
+          ptx::wgmma_wait<kAhead ? 1 : 0>();
           ptx::hold(out[0]);
-          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
-          if (stages) release(query_empty);
+          if (!kStaged && held) {
+            release(storage.values.empty[values.slot]);
+            held = false;
+          }
+          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row,
+                                                                work.tile * kTile.rows() + row, stage, lane);
+          if (kStaged) release(query_empty);
           if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
+          if (!kAhead) multiply_first_keys();
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
           if (!more) return;
           Products::clear(out);
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
+          multiply_first_keys();
           if (few) skip_values(unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
         }
       }
-      release(storage.keys.empty[at.key.slot]);
+      release_scored(at, keys);
       const bool raised = weigh(scores, rows, factor, at, keys);
       KeyRing next = at.key;
       next.advance();
@@ -138,6 +151,12 @@ struct PrefillConsumer {
   }
 
  private:
+  // The warp has scores: it has read these keys, and if they are the last ones the queries.
+  __device__ __forceinline__ void release_scored(const Position& at, const KeyRange& keys) const {
+    release(storage.keys.empty[at.key.slot]);
+    if (!kStaged && keys.first <= keys.end) release(storage.queries.empty[at.query.slot]);
+  }
+
   // The warp has read a slot.
   __device__ __forceinline__ void release(uint64_t& empty) const {
     __syncwarp();

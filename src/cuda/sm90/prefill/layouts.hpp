@@ -2,7 +2,7 @@
 // Called by the cuda_sm90 backend's run() and launch.cuh.
 #pragma once
 
-#include "catalog/sm90_tiles.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda::sm90 {
@@ -12,9 +12,9 @@ struct PrefillLayouts {
 
   // cache_rows: of a dense cache, else 0.
   static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows) {
-    const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
+    const catalog::Sm90PrefillTile& tile = prefill_tile(p);
     const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
-    return {row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.rows()),
+    return {row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.query_rows),
             row_tile_layout(p, t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
             row_tile_layout(p, t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys)};
   }

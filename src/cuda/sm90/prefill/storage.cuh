@@ -38,6 +38,7 @@ struct PrefillParams {
   RowLayout out;
   ScoreScale score;
   PrefillOrder order;
+  bool turns;        // sections run from long to short and from short to long in turn; the last from long to short
   unsigned works;    // row tiles of all heads
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
   bool in_turn;      // keys and values are copied by one lane
@@ -62,6 +63,9 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int steps) {
+    for (int step = 0; step < steps; ++step) advance();
+  }
   // `steps` ago, up to kSlots. Ahead of the first position: the parity for which a wait returns at once.
   __device__ __forceinline__ RingPosition before(int steps) const {
     return slot >= steps ? RingPosition{slot - steps, parity} : RingPosition{slot + kSlots - steps, parity ^ 1};
@@ -70,7 +74,7 @@ struct RingPosition {
 
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillStorage {
-  using QueryTile = tile::WgmmaTile<kTile.rows(), kTile.head_dim>;
+  using QueryTile = tile::WgmmaTile<kTile.query_rows, kTile.head_dim>;
   using KeyTile = tile::WgmmaTile<kTile.tile_keys, kTile.head_dim>;
   static_assert(QueryTile::kBytes % tile::kSwizzleAlignBytes == 0 && KeyTile::kBytes % tile::kSwizzleAlignBytes == 0);
 
