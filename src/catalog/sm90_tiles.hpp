@@ -30,6 +30,10 @@ struct Sm90PrefillTile {
   constexpr int threads() const { return (warpgroups + 1) * kWarpgroupThreads; }
   constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
   constexpr int query_parts() const { return rows() / query_rows; }  // slots that a row tile takes
+  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once, which
+  // with slots for one row tile come too late for scores ahead of the store of O.
+  constexpr bool stages_output() const { return query_slots >= 2 * query_parts(); }
+  constexpr bool scores_ahead() const { return query_slots > query_parts(); }
   // Tiles of 16-bit elements; [lo, hi) of each row, keys of each warp, what is known of a row tile; barriers; in whole
   // swizzle patterns.
   constexpr int64_t smem_bytes() const {

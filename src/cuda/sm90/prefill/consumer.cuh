@@ -17,12 +17,8 @@ struct PrefillConsumer {
   using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
   using KeyRing = RingPosition<kTile.stages>;
-  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kWarpRows = 16;
-  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once; with
-  // slots for no more than one row tile, those come too late for scores ahead of the store of O.
-  static constexpr bool kStaged = kTile.query_slots >= 2 * kTile.query_parts();
-  static constexpr bool kAhead = kTile.query_slots > kTile.query_parts();
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys, kWarpRows = 16;
+  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead();
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct Position {
@@ -50,7 +46,7 @@ struct PrefillConsumer {
     Rows rows;
     float factor[2];
     Products::clear(out);
-    wait_queries(at);
+    wait(storage.queries, at.query);
     wait_keys(at.key);
     multiply_keys(scores, at);
     ptx::wgmma_wait<0>();
@@ -96,7 +92,7 @@ struct PrefillConsumer {
         }
         const auto multiply_first_keys = [&] {
           if (more) {
-            wait_queries(at);
+            wait(storage.queries, at.query);
             wait_keys(at.key);
           }
           multiply_keys(scores, at);  // without more, of whatever lies there
@@ -171,18 +167,13 @@ struct PrefillConsumer {
       skip_keys(at, 1);
     }
   }
-  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const {
+  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const { skip(storage.keys, at, tiles); }
+  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const { skip(storage.values, at, tiles); }
+  __device__ __forceinline__ void skip(Ring<kTile.stages>& ring, KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
-      wait_keys(at);
-      release(storage.keys.empty[at.slot]);
-    }
-  }
-  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const {
-#pragma unroll 1
-    for (; tiles > 0; --tiles, at.advance()) {
-      wait_values(at);
-      release(storage.values.empty[at.slot]);
+      wait(ring, at);
+      release(ring.empty[at.slot]);
     }
   }
 
@@ -222,18 +213,16 @@ struct PrefillConsumer {
     return true;
   }
 
-  __device__ __forceinline__ void wait_queries(const Position& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.queries.full[at.query.slot]), at.query.parity);
-  }
-  __device__ __forceinline__ void wait_keys(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.keys.full[at.slot]), at.parity);
-  }
-  __device__ __forceinline__ void wait_values(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.values.full[at.slot]), at.parity);
+  __device__ __forceinline__ void wait_keys(const KeyRing& at) const { wait(storage.keys, at); }
+  __device__ __forceinline__ void wait_values(const KeyRing& at) const { wait(storage.values, at); }
+  template <int kSlots>
+  __device__ __forceinline__ void wait(const Ring<kSlots>& ring, const RingPosition<kSlots>& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&ring.full[at.slot]), at.parity);
   }
 
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    Products::multiply_keys(scores, storage.q[at.query.slot], storage.k[at.key.slot], warpgroup);
+    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : at.query.slot;  // of queries: the only one
+    Products::multiply_keys(scores, storage.q[slot], storage.k[at.key.slot], warpgroup);
   }
 
   // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out
