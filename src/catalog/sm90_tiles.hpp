@@ -37,7 +37,7 @@ struct Sm90PrefillTile {
   // Tiles of 16-bit elements; [lo, hi) of each row, keys of each warp, what is known of a row tile; barriers; in whole
   // swizzle patterns.
   constexpr int64_t smem_bytes() const {
-    constexpr int64_t kBarrierBytes = 256, kAlignBytes = 1024;
+    constexpr int64_t kBarrierBytes = 320, kAlignBytes = 1024;
     const int64_t bytes = int64_t{2} * head_dim * (query_slots * query_rows + 2 * stages * tile_keys) +
                           work_slots * (8 * rows() + kRangeBytes * warps() + kWorkBytes) + kBarrierBytes;
     return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;

@@ -35,7 +35,7 @@ struct PrefillConsumer {
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     Position at;
-    if (kTile.query_parts() > 1) at.query.advance(warpgroup);
+    at.query.advance(warpgroup % kTile.query_parts());
     KeyRange keys;
     int skipped;
     if (!find_rows(at, keys, skipped)) return;
@@ -46,7 +46,7 @@ struct PrefillConsumer {
     Rows rows;
     float factor[2];
     Products::clear(out);
-    wait(storage.queries, at.query);
+    wait_queries(at);
     wait_keys(at.key);
     multiply_keys(scores, at);
     ptx::wgmma_wait<0>();
@@ -75,24 +75,23 @@ struct PrefillConsumer {
         const PrefillWork& work = storage.work[at.work.slot];
         const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
-        uint64_t& query_empty = storage.queries.empty[at.query.slot];
+        uint64_t& query_empty = storage.queries_empty[at.query.slot];
         const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
         if (kStaged && !last) release(query_empty);
         at.work.advance();
         at.query.advance(kTile.query_parts());
-        const int left = keys.end / kKeys;  // tiles that other warpgroups still need
-        if (left > 0) held = leave_out(out, at, values, held, left);
+        if (keys.end > 0) held = leave_out(out, at, values, held, keys.end / kKeys);  // others need these tiles
         const bool more = find_rows(at, keys, skipped);
-        const KeyRing unseen = at.key;
+        KeyRing unseen = at.key;
         const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
         if (few) {
-          skip_keys(at.key, skipped);
+          skip(storage.keys, at.key, skipped);
         } else {
           held = leave_out(out, at, values, held, skipped);
         }
         const auto multiply_first_keys = [&] {
           if (more) {
-            wait(storage.queries, at.query);
+            wait_queries(at);
             wait_keys(at.key);
           }
           multiply_keys(scores, at);  // without more, of whatever lies there
@@ -100,18 +99,17 @@ struct PrefillConsumer {
         if (last) {
           if (kAhead) multiply_first_keys();
           const int row = warp() * kWarpRows;
-          float out_factor[2];
-          finish_rows(out_factor, rows, params, work, row, lane);
+          finish_rows(factor, rows, params, work, row, lane);
           ptx::wgmma_wait<kAhead ? 1 : 0>();
           ptx::hold(out[0]);
           if (!kStaged && held) {
             release(storage.values.empty[values.slot]);
             held = false;
           }
-          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row,
+          store_output<T, typename Storage::QueryTile, kStaged>(out[0], factor, params, work, row,
                                                                 work.tile * kTile.rows() + row, stage, lane);
           if (kStaged) release(query_empty);
-          if (few) skip_values(unseen, skipped);
+          if (few) skip(storage.values, unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
           if (!kAhead) multiply_first_keys();
           ptx::wgmma_wait<0>();
@@ -121,7 +119,7 @@ struct PrefillConsumer {
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
           multiply_first_keys();
-          if (few) skip_values(unseen, skipped);
+          if (few) skip(storage.values, unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
@@ -150,7 +148,7 @@ struct PrefillConsumer {
   // The warp has scores: it has read these keys, and if they are the last ones the queries.
   __device__ __forceinline__ void release_scored(const Position& at, const KeyRange& keys) const {
     release(storage.keys.empty[at.key.slot]);
-    if (!kStaged && keys.first <= keys.end) release(storage.queries.empty[at.query.slot]);
+    if (!kStaged && keys.first <= keys.end) release(storage.queries_empty[at.query.slot]);
   }
 
   // The warp has read a slot.
@@ -163,12 +161,11 @@ struct PrefillConsumer {
   __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles) {
-      skip_values(at, 1);
-      skip_keys(at, 1);
+      KeyRing values = at;
+      skip(storage.values, values, 1);
+      skip(storage.keys, at, 1);
     }
   }
-  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const { skip(storage.keys, at, tiles); }
-  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const { skip(storage.values, at, tiles); }
   __device__ __forceinline__ void skip(Ring<kTile.stages>& ring, KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
@@ -213,10 +210,13 @@ struct PrefillConsumer {
     return true;
   }
 
+  __device__ __forceinline__ void wait_queries(const Position& at) const {
+    const uint64_t& full = storage.queries_full[at.work.slot][warpgroup % kTile.query_parts()];
+    ptx::mbarrier_wait(ptx::shared_address(&full), at.work.parity);
+  }
   __device__ __forceinline__ void wait_keys(const KeyRing& at) const { wait(storage.keys, at); }
   __device__ __forceinline__ void wait_values(const KeyRing& at) const { wait(storage.values, at); }
-  template <int kSlots>
-  __device__ __forceinline__ void wait(const Ring<kSlots>& ring, const RingPosition<kSlots>& at) const {
+  __device__ __forceinline__ void wait(const Ring<kTile.stages>& ring, const KeyRing& at) const {
     ptx::mbarrier_wait(ptx::shared_address(&ring.full[at.slot]), at.parity);
   }
 

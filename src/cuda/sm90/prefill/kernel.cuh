@@ -43,7 +43,12 @@ __global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 
   if (threadIdx.x == 0) {
     start_ring(storage.works, kTile.warps() * 32 + kCopiers, 32);
     for (uint64_t& found : storage.found) ptx::mbarrier_init(ptx::shared_address(&found), 1);
-    start_ring(storage.queries, kTile.warps() / kTile.query_parts());
+    for (auto& work : storage.queries_full) {
+      for (uint64_t& full : work) ptx::mbarrier_init(ptx::shared_address(&full), 1);
+    }
+    for (uint64_t& empty : storage.queries_empty) {
+      ptx::mbarrier_init(ptx::shared_address(&empty), kTile.warps() / kTile.query_parts());
+    }
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
     ptx::fence_mbarrier_init();

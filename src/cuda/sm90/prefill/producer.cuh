@@ -58,9 +58,10 @@ struct PrefillProducer {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
     for (; wait_found(at); at.advance()) {
-      for (int row = 0; row < kTile.rows(); row += kTile.query_rows, slot.advance()) {
-        wait_empty(storage.queries, slot);
-        copy_queries(storage.work[at.slot], row, slot.slot);
+      for (int part = 0; part < kTile.query_parts(); ++part, slot.advance()) {
+        ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity ^ 1);
+        copy_queries(storage.work[at.slot], part * kTile.query_rows, storage.q[slot.slot],
+                     storage.queries_full[at.slot][part]);
       }
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
@@ -179,14 +180,14 @@ struct PrefillProducer {
   }
 
   // From `row` of the row tile on. A warpgroup without rows multiplies whatever lies there.
-  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int row, int slot) const {
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int row, char* to, uint64_t& full) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = work.tile * kTile.rows() + row, rows = min(work.rows - row, kTile.query_rows);
     if (rows <= 0) {
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.queries.full[slot]));
+      ptx::mbarrier_arrive(ptx::shared_address(&full));
       return;
     }
-    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
+    copy<typename Storage::QueryTile>(params.q, to, full, rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);
   }

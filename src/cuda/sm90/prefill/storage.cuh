@@ -87,7 +87,8 @@ struct PrefillStorage {
   static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(KeyRange) == kTile.kRangeBytes);
   Ring<kTile.work_slots> works;      // bounds, ranges and work
   uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for bounds and ranges
-  Ring<kTile.query_slots> queries;
+  // Queries: full by work, since warpgroups that share slots do not see all phases of a slot.
+  uint64_t queries_full[kTile.work_slots][kTile.query_parts()], queries_empty[kTile.query_slots];
   Ring<kTile.stages> keys, values;
 };
 
