@@ -83,9 +83,10 @@ struct PrefillWork {
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
                                         unsigned block, int tile_rows) {
   const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
-  const unsigned group = order.group, section = order.by_section_blocks.divide(block);
+  const unsigned group = order.group, last_section = order.last_section;
+  const unsigned section = min(order.by_section_blocks.divide(block), last_section);  // that one may be longer
   const unsigned in_section = block - section * (per_section * group * order.tiles);
-  const bool last = static_cast<int>(section) == order.last_section;
+  const bool last = section == last_section;
   const unsigned heads_at_once = (last ? order.units_in_last : per_section) * group;
   const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
   const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
