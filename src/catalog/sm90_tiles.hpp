@@ -19,7 +19,7 @@ struct Sm90PrefillTile {
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkBytes = 128, kRangeBytes = 16;
+  static constexpr int kWorkBytes = 136, kRangeBytes = 16;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }

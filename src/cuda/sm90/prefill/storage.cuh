@@ -8,6 +8,7 @@
 #include "cuda/mma/prefill/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90/prefill/ranges.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
@@ -20,6 +21,7 @@ using mma::PrefillOrder;
 struct PrefillWork : mma::PrefillWork {
   int pass;
   bool last;         // pass
+  int range;         // of its keys
   int rows;          // of the row tile that exist
   float sink;        // natural-log units; -inf without one
   int64_t out, lse;  // elements: row 0 of the sequence in O, and the row tile's first row in LSE
@@ -31,6 +33,16 @@ struct alignas(16) KeyRange {
   int first, end, whole_from, whole_to;
 };
 
+// KeyRanges as the finder needs them. A work's number is its range's times `works`, plus its row tile's.
+struct RangeParams {
+  KeyRanges ranges;
+  int group;                       // heads that are rows of a tile; problem has as many rows more and heads fewer
+  unsigned works;                  // row tiles of all heads
+  unsigned heads;                  // of all sequences
+  int64_t out_stride, lse_stride;  // elements from one range's results to the next one's
+  Divisor by_works, by_count, by_group, by_tiles;  // the last: row tiles of a head
+};
+
 struct PrefillParams {
   RowTileMap q, k, v;
   AttentionProblem problem;
@@ -38,7 +50,8 @@ struct PrefillParams {
   RowLayout out;
   ScoreScale score;
   PrefillOrder order;
-  unsigned works;    // row tiles of all heads
+  RangeParams ranges;
+  unsigned works;    // row tiles of all heads, of all ranges
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
 };
 
