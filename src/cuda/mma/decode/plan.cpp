@@ -16,10 +16,9 @@ namespace plait::cuda::mma {
 namespace {
 
 // Clocks of one multiprocessor, from measurements on an H200: what decode costs besides the reading of keys and values,
-// kDecodeRest of it seen with few keys, where cuda_sm90 is the other choice.
-// A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that beside a
-// second block.
-constexpr double kDecodeStart = 12000, kClusterStart = 5000, kDecodeRest = 6000;
+// kDecodeRest more with more than 16 rows and few keys, which counts only beside cuda_sm90. A prefill block takes so
+// long per row, key and column when alone on the multiprocessor, and twice that beside a second block.
+constexpr double kDecodeStart = 12000, kClusterStart = 5000, kDecodeRest = 10500;
 constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000;
 
 constexpr const char* kDecodeLimits =
@@ -76,7 +75,8 @@ double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device
   const double clocks = decode_clocks(problem, device, layout);
   if (layout.cluster_log2 > 0) return clocks;
   // One block merges a unit's parts.
-  return clocks + kDecodeRest + kArrivalClocks +
+  const bool many = layout.row_tiles > 1 || layout.choice.size > 0;
+  return clocks + (many ? kDecodeRest : 0) +
          kPartRowClocks * static_cast<double>(layout.splits * layout.tile_rows * problem.head_dim_v) / 128;
 }
 

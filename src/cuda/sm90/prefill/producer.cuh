@@ -119,7 +119,7 @@ struct PrefillProducer {
       const unsigned part = ranges.by_works.divide(index);
       index -= part * ranges.works;
       if (lane == 0) work.range = static_cast<int>(part);  // registers are short
-      if (ranges.group > 1) {  // row tiles of the same keys go to neighbouring blocks
+      if (ranges.group > 1) {                              // row tiles of the same keys go to neighbouring blocks
         const unsigned head = ranges.by_tiles.divide(index);
         index = (index - head * order.tiles) * ranges.heads + head;
       }

@@ -11,12 +11,14 @@ namespace {
 
 // By measurements on an H200, in clocks of a multiprocessor. A tile of keys takes the tensor cores' time, or the chain
 // of one warp's instructions; less by kShared where warpgroups have no rows, as far as they are missing. A launch, with
-// the first keys from memory; a row tile besides its tiles of keys; a merge: its launch, and bytes of partial results,
-// written and read.
+// the first keys from memory, and with a counter to clear; a row tile besides its tiles of keys; a merge: its launch,
+// and bytes of partial results, written and read.
 constexpr double kFlopsPerClock = 4096, kTensorSlack = 1.05, kChain = 2400, kShared = 0.6;
-constexpr double kStart = 10000, kRowTile = 4400, kMergeStart = 4500, kMergeBytesPerClock = 10;
+constexpr double kStart = 10000, kCounterStart = 2200, kRowTile = 4400, kMergeStart = 4500, kMergeBytesPerClock = 10;
 // Keys and values from memory: a multiprocessor's share with all at work, and what one block reads at most.
-constexpr double kBytesPerClock = 18, kBlockBytesPerClock = 45;
+constexpr double kBytesPerClock = 18.5, kBlockBytesPerClock = 45;
+// How much the shorter of products and reading adds.
+constexpr double kBeside = 0.1;
 constexpr int64_t kMostRanges = 256;
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;
 
@@ -74,7 +76,8 @@ double clocks_of(const AttentionProblem& p, const DeviceInfo& device, const RowT
                                static_cast<double>(tiles.most_keys * tiles.tile.tile_keys));
   const double bytes = static_cast<double>(p.batch * p.heads_kv * (p.head_dim + p.head_dim_v) * 2) * keys * passes;
   const double rate = std::min(kBytesPerClock * multiprocessors, kBlockBytesPerClock * works);
-  return kStart + std::max(products, bytes / rate);
+  const double reading = bytes / rate, longer = std::max(products, reading), other = std::min(products, reading);
+  return kStart + (counts_row_tiles(p) ? kCounterStart : 0) + longer + kBeside * other;
 }
 
 // The heads of a key head are rows of a tile where that saves tiles and each holds whole positions. Not with fixed
