@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,6 +18,7 @@ struct Sm90PrefillTile {
   int work_slots;           // of what is known of row tiles
   int consumer_registers, producer_registers;
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
+  int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
   static constexpr int kWorkBytes = 136, kRangeBytes = 16;
@@ -37,12 +39,12 @@ struct Sm90PrefillTile {
 };
 
 // In order of the buckets: bucket, warpgroups, keys, slots of queries, of keys and values, of works, registers of
-// consumers and producers, eighths.
+// consumers and producers, eighths, keys.
 inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 2, 3, 4, 160, 32, 8},
-    {128, 2, 128, 2, 2, 4, 232, 40, 5},
-    {192, 2, 80, 2, 2, 4, 232, 40, 8},
-    {256, 2, 80, 1, 2, 2, 232, 40, 8},
+    {64, 3, 128, 2, 3, 4, 160, 32, 8, INT_MAX},
+    {128, 2, 128, 2, 2, 4, 232, 40, 5, 1024},
+    {192, 2, 80, 2, 2, 4, 232, 40, 8, 4096},
+    {256, 2, 80, 1, 2, 2, 232, 40, 8, 4096},
 }};
 
 // The tile of the bucket that holds head_dim, at most that of the last.

@@ -96,12 +96,18 @@ TEST(GpuPlan, WorkspaceDoesNotGrowWithTheKeys) {
 }
 
 TEST(GpuPlan, FewAlikeUnitsRunInClustersOnHopper) {
-  const auto in_clusters = [](const Plan& p) { return p.explain().find("clusters of") != std::string::npos; };
+  const auto in_clusters = [](const Plan& p) {
+    return p.explain().find("merge in shared memory") != std::string::npos;
+  };
   const Plan one = plan(Sizes{});
   EXPECT_TRUE(in_clusters(one)) << one.explain();
   EXPECT_EQ(one.splits, 8);
   EXPECT_EQ(one.workspace_bytes, 0);
   EXPECT_EQ(plan(Sizes{.heads_q = 28, .heads_kv = 4}).splits, 16);
+  const Plan two_long = plan(Sizes{.heads_q = 16, .heads_kv = 2, .seqlen_kv = 1 << 17});
+  EXPECT_TRUE(in_clusters(two_long));
+  EXPECT_EQ(two_long.splits, 32);  // four clusters each, which merge through the workspace
+  EXPECT_GT(two_long.workspace_bytes, 0);
   EXPECT_TRUE(in_clusters(plan(Sizes{.heads_kv = 32})));
   EXPECT_TRUE(in_clusters(plan(Sizes{.batch = 8})));
   EXPECT_FALSE(in_clusters(plan(Sizes{}, "a100")));

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <climits>
 #include <random>
 #include <vector>
 
+#include "cuda/sm90/prefill/key_ranges.hpp"
 #include "cuda/sm90/prefill/layouts.hpp"
 
 namespace plait {
@@ -145,6 +147,44 @@ TEST(RowTile, HeadsAreRows) {
                 row < rows ? offset_of(c, last, index * group + at % group, at / group, 0) : kNothing;
             ASSERT_EQ(got[static_cast<size_t>(row)], wanted) << row << " of " << rows << " from " << begin;
           }
+        }
+      }
+    }
+  }
+}
+
+// Every key of a row tile is in one range; even ranges are whole tiles and differ by one; fixed ones depend on the
+// sequence's keys alone.
+TEST(RowTile, RangesCutTheKeys) {
+  constexpr int kTileKeys = 80;
+  AttentionProblem p;
+  p.batch = 1, p.heads_q = 2, p.heads_kv = 1, p.seqlen_q = 64, p.head_dim_v = 64;
+  for (const int begin : {0, 7, 1000}) {
+    for (const int keys : {1, 79, 80, 81, 800, 12345}) {
+      for (const int fixed : {0, 1, 33, 80, 1000}) {
+        for (int count : {1, 2, 3, 7, 132}) {
+          if (fixed > 0) count = (begin + keys + fixed - 1) / fixed;
+          const auto params = cuda::sm90::range_params(p, {count, fixed}, 1, 2);
+          int64_t next = begin;
+          int least = INT_MAX, most = 0;
+          for (int range = 0; range < count; ++range) {
+            int64_t from = begin;
+            int rest = keys;
+            params.cut(range, kTileKeys, from, rest);
+            if (rest == 0) continue;
+            ASSERT_EQ(from, next) << range << " of " << count << " of " << fixed;
+            next = from + rest;
+            if (fixed > 0) {
+              ASSERT_EQ(from / fixed, range);
+              ASSERT_EQ((next - 1) / fixed, range);
+            } else {
+              ASSERT_EQ((from - begin) % kTileKeys, 0);
+              const int tiles = (rest + kTileKeys - 1) / kTileKeys;
+              least = std::min(least, tiles), most = std::max(most, tiles);
+            }
+          }
+          ASSERT_EQ(next, begin + keys) << count << " of " << fixed;
+          if (fixed == 0) ASSERT_LE(most - least, 1);
         }
       }
     }

@@ -106,6 +106,23 @@ def test_what_hoppers_copy_engine_cannot_read_is_refused_by_name_before_anything
 
 
 @HALF
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize(
+    "Hq, Hk, Sk", [(32, 8, 1000), (32, 8, 9000), (28, 4, 5000), (9, 3, 5000), (16, 2, 20000), (16, 1, 40000)]
+)
+def test_few_heads_share_their_keys_over_one_or_several_clusters(Hq, Hk, Sk, D, dtype):
+    q = torch.randn(1, Hq, 1, D).to(dtype)
+    k, v = (torch.randn(1, Hk, Sk, D).to(dtype) for _ in "kv")
+    wide_k, wide_v = (x.double().repeat_interleave(Hq // Hk, 1) for x in (k, v))
+    expected = torch.softmax(q.double() @ wide_k.transpose(2, 3) / math.sqrt(D), -1) @ wide_v
+    out = plait.flash_attention(q, k, v)
+    bar = 4e-3 if dtype == torch.bfloat16 else 6e-4
+    assert (out.double() - expected).norm() < bar * expected.norm()
+    for _ in range(3):
+        assert torch.equal(out, plait.flash_attention(q, k, v))
+
+
+@HALF
 def test_auto_takes_tensor_cores_for_caches(dtype):
     call = make(D=64, Dv=64, dtype=dtype, causal=True, Sn=0)
     assert torch.equal(call.run(), call.run(backend="cuda_mma", strategy="split_kv"))

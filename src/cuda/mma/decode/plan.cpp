@@ -39,7 +39,7 @@ double read_clocks(const AttentionProblem& p, const DeviceInfo& device) {
 }
 
 double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
-  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
+  return (layout.clusters.any() ? kClusterStart : kDecodeStart) +
          static_cast<double>(layout.row_tiles) * read_clocks(p, device);
 }
 
@@ -73,7 +73,7 @@ double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device
   const DecodeLayout layout(problem, device);
   if (!layout.in_limits(problem)) return std::numeric_limits<double>::infinity();
   const double clocks = decode_clocks(problem, device, layout);
-  if (layout.cluster_log2 > 0) return clocks;
+  if (layout.clusters.any()) return clocks;
   // One block merges a unit's parts.
   const bool many = layout.row_tiles > 1 || layout.choice.size > 0;
   return clocks + (many ? kDecodeRest : 0) +
@@ -109,8 +109,9 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
                   layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
   plan.reasons.push_back(
       layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
-      : layout.cluster_log2 > 0
-          ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory", layout.splits)
+      : layout.clusters.any()
+          ? fmt::format("a key head's keys are shared by {} cluster(s), of {} blocks that merge in shared memory",
+                        1 << layout.clusters.clusters_log2, 1 << layout.clusters.blocks_log2)
           : std::string("each block takes an even share of all keys, whatever their lengths"));
 }
 

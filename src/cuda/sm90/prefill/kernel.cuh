@@ -16,7 +16,7 @@ __device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int 
   }
 }
 
-inline constexpr int kCopiers = 2;  // of queries, and of keys and values
+inline constexpr int kCopiers = 3;  // of queries, keys and values
 
 // Columns that no copy fills.
 template <class Tile, int kSlots>
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     const int role = warp - kTile.warps();
     if (role == 0) producer.find_rows();
     if (role == 1 && lane == 0) producer.copy_keys();
-    if (role == 2 && lane == 0) producer.copy_queries();
+    if (role == 2 && lane == 0) producer.copy_values();
+    if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();

@@ -15,20 +15,6 @@ inline constexpr int64_t kSectionRounds = 2;
 // Of packed problems, by the mean length: blocks take row tiles as they come, two ahead, which three rounds even out.
 inline constexpr int64_t kPackedSectionRounds = 3;
 
-inline RangeParams range_params(const AttentionProblem& p, const KeyRanges& ranges, int group, int64_t works) {
-  const int64_t heads = p.batch * p.heads_q, rows = heads * p.seqlen_q * p.rows_per_position();
-  return {ranges,
-          group,
-          static_cast<unsigned>(works),
-          static_cast<unsigned>(heads),
-          rows * p.head_dim_v,
-          rows,
-          Divisor::of(works),
-          Divisor::of(ranges.count),
-          Divisor::of(group),
-          Divisor::of(p.packed ? 1 : works / heads)};
-}
-
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
                     const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
@@ -38,6 +24,8 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
   const int64_t row_tiles = tiles_bound(p, kTile.rows(), false) * p.heads_q,
                 works = row_tiles * std::max(1, ranges.count);
   if (works == 0) return;
+  const int64_t sequences = p.packed ? std::max<int64_t>(p.batch, 1) : 1;
+  const int64_t keys = p.seqlen_kv * p.rows_per_position() / sequences;  // in the mean
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
@@ -50,7 +38,8 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
                              mma::prefill_order(p, kTile.rows(), cache_rows, 0, rounds * multiprocessors),
                              range_params(p, ranges, layouts.group, row_tiles),
                              static_cast<unsigned>(works),
-                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr};
+                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
+                             keys > kTile.in_turn_above};
   launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
 }

@@ -52,8 +52,8 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the queries, or the keys and values, of all row tiles, by one lane each. Keys and values in turn: the copy
-  // engine works in order, and keys that were sent for early would stand ahead of values that are waited for.
+  // Copies the queries, the keys, or the values, of all row tiles, by one lane each: slots of keys are free earlier
+  // than those of the values before them. In turn, keys and values are copied by one lane, in the order of the steps.
   __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
@@ -63,17 +63,20 @@ struct PrefillProducer {
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
-  __device__ __forceinline__ void copy_keys() const {
-    WorkRing at;
-    RingPosition<kTile.stages> slot;
-    for (; wait_found(at); at.advance()) {
-      copy_keys(storage.work[at.slot], slot);
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
-    }
-  }
+  __device__ __forceinline__ void copy_keys() const { copy_key_tiles(true, params.in_turn); }
+  __device__ __forceinline__ void copy_values() const { copy_key_tiles(false, !params.in_turn); }
 
  private:
   using KeyTile = typename Storage::KeyTile;
+
+  __device__ __forceinline__ void copy_key_tiles(bool keys, bool values) const {
+    WorkRing at;
+    RingPosition<kTile.stages> slot;
+    for (; wait_found(at); at.advance()) {
+      if (keys || values) copy_key_tiles(storage.work[at.slot], keys, values, slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
 
   // False: there are no more row tiles.
   __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
@@ -134,17 +137,17 @@ struct PrefillProducer {
     }
     __syncwarp();
     const NarrowRowMask mask =
-        NarrowRowMask::of(params.problem, position(static_cast<int>(work.sequence.q_len)), work.sequence.kv_len);
+        NarrowRowMask::of(params.problem, ranges.position(static_cast<int>(work.sequence.q_len)), work.sequence.kv_len);
     const int row_begin = work.tile * kTile.rows(), rows = mask.row_count() * ranges.group;
     const int row_end = min(rows, row_begin + kTile.rows());
     if (lane == 0) {
-      mma::find_keys(work, mask, position(row_begin), position(row_end - 1) + 1);
+      mma::find_keys(work, mask, ranges.position(row_begin), ranges.position(row_end - 1) + 1);
       if (per > 1) {  // whole tokens, as the copy engine may need; bounds say what is seen
         const int begin = static_cast<int>(work.key_begin), before = begin % per, count = work.key_count + before;
         work.key_begin = begin - before;
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
-      if (ranges.ranges.count > 1) cut_keys(work);
+      if (ranges.ranges.count > 1) ranges.cut(work.range, kKeys, work.key_begin, work.key_count);
       work.rows = rows - row_begin;
       if (work.key_count > 0) publish_copies(at);
     }
@@ -166,30 +169,10 @@ struct PrefillProducer {
     return true;
   }
 
-  // Of a row of a head: where heads are rows, several share one.
-  __device__ __forceinline__ int position(int row) const {
-    return static_cast<int>(params.ranges.by_group.divide(static_cast<unsigned>(row)));
-  }
-
-  // Leaves of a row tile's keys those of its range.
-  __device__ __forceinline__ void cut_keys(PrefillWork& work) const {
-    const KeyRanges& ranges = params.ranges.ranges;
-    const auto part = static_cast<unsigned>(work.range);
-    const int begin = static_cast<int>(work.key_begin), end = begin + work.key_count;
-    int from = static_cast<int>(part) * ranges.keys, to = from + ranges.keys;
-    if (ranges.keys == 0) {
-      const unsigned tiles = static_cast<unsigned>(work.key_count + kKeys - 1) / kKeys;
-      from = begin + static_cast<int>(params.ranges.by_count.divide(tiles * part)) * kKeys;
-      to = begin + static_cast<int>(params.ranges.by_count.divide(tiles * (part + 1))) * kKeys;
-    }
-    work.key_begin = max(begin, from);
-    work.key_count = max(min(end, to) - max(begin, from), 0);
-  }
-
   // As mma::row_bounds(), in 32 bits.
   __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
                                              int row_end) const {
-    const Interval seen = mask.row(position(min(row, row_end - 1)));
+    const Interval seen = mask.row(params.ranges.position(min(row, row_end - 1)));
     const int begin = static_cast<int>(work.key_begin);
     const int lo = min(max(static_cast<int>(seen.lo) - begin, 0), work.key_count);
     return {lo, min(max(static_cast<int>(seen.hi) - begin, lo), work.key_count)};
@@ -215,7 +198,8 @@ struct PrefillProducer {
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_key_tiles(const PrefillWork& work, bool keys, bool values,
+                                                 RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -223,10 +207,14 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(storage.keys, at);
-      copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
-      wait_empty(storage.values, at);
-      copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      if (keys) {
+        wait_empty(storage.keys, at);
+        copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
+      }
+      if (values) {
+        wait_empty(storage.values, at);
+        copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      }
       at.advance();
     }
   }

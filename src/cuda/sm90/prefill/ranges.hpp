@@ -7,17 +7,11 @@
 
 #include "catalog/sm90_tiles.hpp"
 #include "core/problem.hpp"
+#include "cuda/sm90/prefill/key_ranges.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 #include "plait/device.hpp"
 
 namespace plait::cuda::sm90 {
-
-// count 0: none; O and LSE are final. keys 0: a row tile's range r has tiles [r n / count, (r + 1) n / count) of the n
-// tiles of keys that its rows see, so ranges follow masks, and lengths that only the device knows; else keys
-// [r keys, (r + 1) keys) of the sequence.
-struct KeyRanges {
-  int count = 0, keys = 0;
-};
 
 struct RangeLayout {
   int group =

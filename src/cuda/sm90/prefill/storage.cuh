@@ -8,7 +8,7 @@
 #include "cuda/mma/prefill/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/sm90/prefill/ranges.hpp"
+#include "cuda/sm90/prefill/key_ranges.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
@@ -33,16 +33,6 @@ struct alignas(16) KeyRange {
   int first, end, whole_from, whole_to;
 };
 
-// KeyRanges as the finder needs them. A work's number is its range's times `works`, plus its row tile's.
-struct RangeParams {
-  KeyRanges ranges;
-  int group;                       // heads that are rows of a tile; problem has as many rows more and heads fewer
-  unsigned works;                  // row tiles of all heads
-  unsigned heads;                  // of all sequences
-  int64_t out_stride, lse_stride;  // elements from one range's results to the next one's
-  Divisor by_works, by_count, by_group, by_tiles;  // the last: row tiles of a head
-};
-
 struct PrefillParams {
   RowTileMap q, k, v;
   AttentionProblem problem;
@@ -53,6 +43,7 @@ struct PrefillParams {
   RangeParams ranges;
   unsigned works;    // row tiles of all heads, of all ranges
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
+  bool in_turn;      // keys and values are copied by one lane
 };
 
 // Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each consumer warp.
