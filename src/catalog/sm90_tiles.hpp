@@ -23,7 +23,7 @@ struct Sm90PrefillTile {
   int most_keys;      // of a row tile in the mean: if more, the bucket's next tile
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkBytes = 128, kRangeBytes = 16;
+  static constexpr int kWorkBytes = 136, kRangeBytes = 16;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }

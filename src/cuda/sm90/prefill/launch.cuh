@@ -14,12 +14,14 @@ namespace plait::cuda::sm90 {
 
 template <class T, size_t kIndex>
 void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
-                 int64_t cache_rows, int multiprocessors, void* workspace, cudaStream_t stream) {
+                 const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
+                 cudaStream_t stream) {
   constexpr catalog::Sm90PrefillTile kTile = catalog::kSm90PrefillTiles[kIndex];
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
-  const int64_t works = tiles_bound(p, kTile.rows(), false) * p.heads_q;
+  const int64_t row_tiles = tiles_bound(p, kTile.rows(), false) * p.heads_q,
+                works = row_tiles * std::max(1, ranges.count);
   if (works == 0) return;
-  const RowTileOrder order = row_tile_order(p, kTile.rows(), cache_rows, multiprocessors);
+  const RowTileOrder order = row_tile_order(p, kTile.rows(), cache_rows, multiprocessors, ranges.count > 0);
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
                              row_tile_map(t.k, layouts.k.value()),
@@ -30,6 +32,7 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
                              ScoreScale::of(p),
                              order.sections,
                              order.turns,
+                             range_params(p, ranges, layouts.group, row_tiles),
                              static_cast<unsigned>(works),
                              counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
                              sequence_keys(p) > kTile.in_turn_above};
@@ -39,12 +42,13 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
 
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
-                    int64_t cache_rows, int multiprocessors, void* workspace, cudaStream_t stream) {
+                    const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
+                    cudaStream_t stream) {
   constexpr size_t kFew = catalog::sm90_prefill_tile(kHeadDim, 0),
                    kMany = catalog::sm90_prefill_tile(kHeadDim, INT_MAX);
   static_assert(kMany <= kFew + 1);
   const auto launch_one = prefill_tile_index(p) == kFew ? launch_tile<T, kFew> : launch_tile<T, kMany>;
-  launch_one(p, t, layouts, cache_rows, multiprocessors, workspace, stream);
+  launch_one(p, t, layouts, ranges, cache_rows, multiprocessors, workspace, stream);
 }
 
 }  // namespace plait::cuda::sm90

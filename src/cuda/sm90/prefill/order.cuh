@@ -34,11 +34,12 @@ inline int64_t single_units(const AttentionProblem& p, int64_t unit_tiles, int64
 }
 
 // Sections of two rounds, or where their keys and values are too many for the L2 cache, of one unit: then fewer units
-// run at once, and are read once.
-inline RowTileOrder row_tile_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows, int64_t blocks) {
+// run at once, and are read once. `ranges`: row tiles are few, and go to several blocks each.
+inline RowTileOrder row_tile_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows, int64_t blocks,
+                                   bool ranges) {
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
   const mma::PrefillOrder sections = mma::prefill_order(p, tile_rows, cache_rows, 0, rounds * blocks);
-  if (counts_row_tiles(p)) return {sections, !p.packed};
+  if (counts_row_tiles(p) || ranges) return {sections, !p.packed};
   const int64_t single = single_units(p, int64_t{sections.tiles} * sections.group, blocks);
   if (single <= 0 || sections.units_per_section * mma::unit_bytes(p) <= kSectionBytes) return {sections, true};
   return {mma::order_of_sections(p, tile_rows, cache_rows, 1, single), false};

@@ -117,36 +117,47 @@ struct PrefillProducer {
   // of it goes through shared memory: the warp has few registers.
   __device__ __forceinline__ bool find(unsigned index, int pass, const WorkRing& at) const {
     const PrefillOrder& order = params.order;
+    const RangeParams& ranges = params.ranges;
     const int per = static_cast<int>(params.problem.rows_per_position());
     PrefillWork& work = storage.work[at.slot];
     wait_empty(storage.works, at);
     {
+      const unsigned part = ranges.by_works.divide(index);
+      index -= part * ranges.works;
+      if (lane == 0) work.range = static_cast<int>(part);  // registers are short
+      if (ranges.group > 1) {                              // row tiles of the same keys go to neighbouring blocks
+        const unsigned head = ranges.by_tiles.divide(index);
+        index = (index - head * order.tiles) * ranges.heads + head;
+      }
       mma::PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
       if (found.tile < 0) return false;
       if (params.turns && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
-      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), 0, 0.0f, 0, 0};
+      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), work.range, 0, 0.0f, 0, 0};
     }
     __syncwarp();
-    const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
-    const int row_begin = work.tile * kTile.rows();
-    const int row_end = min(mask.row_count(), row_begin + kTile.rows());
+    const NarrowRowMask mask =
+        NarrowRowMask::of(params.problem, ranges.position(static_cast<int>(work.sequence.q_len)), work.sequence.kv_len);
+    const int row_begin = work.tile * kTile.rows(), rows = mask.row_count() * ranges.group;
+    const int row_end = min(rows, row_begin + kTile.rows());
     if (lane == 0) {
-      mma::find_keys(work, mask, row_begin, row_end);
+      mma::find_keys(work, mask, ranges.position(row_begin), ranges.position(row_end - 1) + 1);
       if (per > 1) {  // whole tokens, as the copy engine may need; bounds say what is seen
         const int begin = static_cast<int>(work.key_begin), before = begin % per, count = work.key_count + before;
         work.key_begin = begin - before;
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
-      work.rows = mask.row_count() - row_begin;
+      if (ranges.ranges.count > 1) ranges.cut(work.range, kKeys, work.key_begin, work.key_count);
+      work.rows = rows - row_begin;
       if (work.key_count > 0) publish_copies(at);
     }
     __syncwarp();
     if (lane == 0) {
-      work.out = out_offset(params.tensors.out, work);
+      work.out = out_offset(params.tensors.out, work) + work.range * ranges.out_stride;
     } else if (lane == 1) {
-      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin);
+      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin) +
+                 work.range * ranges.lse_stride;
     } else if (lane == 2) {
       work.sink = sink_of(params, work);
     }
@@ -160,9 +171,9 @@ struct PrefillProducer {
   }
 
   // As mma::row_bounds(), in 32 bits.
-  static __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
-                                                    int row_end) {
-    const Interval seen = mask.row(min(row, row_end - 1));
+  __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
+                                             int row_end) const {
+    const Interval seen = mask.row(params.ranges.position(min(row, row_end - 1)));
     const int begin = static_cast<int>(work.key_begin);
     const int lo = min(max(static_cast<int>(seen.lo) - begin, 0), work.key_count);
     return {lo, min(max(static_cast<int>(seen.hi) - begin, lo), work.key_count)};

@@ -8,6 +8,7 @@
 #include "cuda/mma/prefill/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90/prefill/key_ranges.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
@@ -20,6 +21,7 @@ using mma::PrefillOrder;
 struct PrefillWork : mma::PrefillWork {
   int pass;
   bool last;         // pass
+  int range;         // of its keys
   int rows;          // of the row tile that exist
   float sink;        // natural-log units; -inf without one
   int64_t out, lse;  // elements: row 0 of the sequence in O, and the row tile's first row in LSE
@@ -38,8 +40,9 @@ struct PrefillParams {
   RowLayout out;
   ScoreScale score;
   PrefillOrder order;
-  bool turns;        // sections run from long to short and from short to long in turn; the last from long to short
-  unsigned works;    // row tiles of all heads
+  bool turns;  // sections run from long to short and from short to long in turn; the last from long to short
+  RangeParams ranges;
+  unsigned works;    // row tiles of all heads, of all ranges
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
   bool in_turn;      // keys and values are copied by one lane
 };
