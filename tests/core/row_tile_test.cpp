@@ -184,7 +184,9 @@ TEST(RowTile, RangesCutTheKeys) {
             }
           }
           ASSERT_EQ(next, begin + keys) << count << " of " << fixed;
-          if (fixed == 0) ASSERT_LE(most - least, 1);
+          if (fixed == 0) {
+            ASSERT_LE(most - least, 1);
+          }
         }
       }
     }
