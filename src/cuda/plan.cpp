@@ -10,7 +10,6 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "catalog/mma_tiles.hpp"
-#include "catalog/sm90_tiles.hpp"
 #include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
@@ -21,6 +20,7 @@
 #include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
 #include "cuda/sm90/prefill/ranges.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda {
@@ -119,7 +119,7 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   const sm90::RangeLayout layout(problem, device);
   choose_sm90_strategy(problem, device, layout, plan);
   if (plan.backend == Backend::kCudaMma) return;
-  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(problem));
+  const catalog::Sm90PrefillTile& tile = sm90::prefill_tile(problem);
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
   if (plan.strategy == Strategy::kSplitKv) {
@@ -222,7 +222,7 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
   if (plan.backend == Backend::kCudaSm90) {
-    const int tile_rows = catalog::sm90_prefill_tile(larger_head_dim(problem)).rows();
+    const int tile_rows = sm90::prefill_tile(problem).rows();
     const double own = static_cast<double>(rows) / tile_rows, batch = static_cast<double>(problem.batch);
     const double tiles = (problem.packed ? own + batch + 1 : batch * (own + 1)) * static_cast<double>(problem.heads_q);
     if (rows > kMostNarrowRows || tiles > INT32_MAX) {

@@ -17,9 +17,8 @@ struct PrefillConsumer {
   using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
   using KeyRing = RingPosition<kTile.stages>;
-  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kWarpRows = 16;
-  static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
+  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys, kWarpRows = 16;
+  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead();
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct Position {
@@ -36,6 +35,7 @@ struct PrefillConsumer {
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     Position at;
+    at.query.advance(warpgroup % kTile.query_parts());
     KeyRange keys;
     int skipped;
     if (!find_rows(at, keys, skipped)) return;
@@ -51,7 +51,7 @@ struct PrefillConsumer {
     multiply_keys(scores, at);
     ptx::wgmma_wait<0>();
     ptx::hold(scores[0]);
-    release(storage.keys.empty[at.key.slot]);
+    release_scored(at, keys);
     weigh(scores, rows, factor, at, keys);
     weigh_rest(scores, rows);
     Products::pack_weights(weights, scores);
@@ -75,50 +75,57 @@ struct PrefillConsumer {
         const PrefillWork& work = storage.work[at.work.slot];
         const bool last = work.last;  // pass: the row tile is done
         uint64_t& work_empty = storage.works.empty[at.work.slot];
-        uint64_t& query_empty = storage.queries.empty[at.query.slot];
+        uint64_t& query_empty = storage.queries_empty[at.query.slot];
         const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
-        const bool stages = kStaged && last;  // O goes where the queries were
-        if (!stages) release(query_empty);
+        if (kStaged && !last) release(query_empty);
         at.work.advance();
-        at.query.advance();
-        const int left = keys.end / kKeys;  // tiles that other warpgroups still need
-        if (left > 0) held = leave_out(out, at, values, held, left);
+        at.query.advance(kTile.query_parts());
+        if (keys.end > 0) held = leave_out(out, at, values, held, keys.end / kKeys);  // others need these tiles
         const bool more = find_rows(at, keys, skipped);
-        const KeyRing unseen = at.key;
+        KeyRing unseen = at.key;
         const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
         if (few) {
-          skip_keys(at.key, skipped);
+          skip(storage.keys, at.key, skipped);
         } else {
           held = leave_out(out, at, values, held, skipped);
         }
-        if (more) {
-          wait_queries(at);
-          wait_keys(at.key);
-        }
-        multiply_keys(scores, at);  // without more, of whatever lies there
+        const auto multiply_first_keys = [&] {
+          if (more) {
+            wait_queries(at);
+            wait_keys(at.key);
+          }
+          multiply_keys(scores, at);  // without more, of whatever lies there
+        };
         if (last) {
+          if (kAhead) multiply_first_keys();
           const int row = warp() * kWarpRows;
-          float out_factor[2];
-          finish_rows(out_factor, rows, params, work, row, lane);
-          ptx::wgmma_wait<1>();
+          finish_rows(factor, rows, params, work, row, lane);
+          ptx::wgmma_wait<kAhead ? 1 : 0>();
           ptx::hold(out[0]);
-          store_output<T, typename Storage::QueryTile, kStaged>(out[0], out_factor, params, work, row, stage, lane);
-          if (stages) release(query_empty);
-          if (few) skip_values(unseen, skipped);
+          if (!kStaged && held) {
+            release(storage.values.empty[values.slot]);
+            held = false;
+          }
+          store_output<T, typename Storage::QueryTile, kStaged>(out[0], factor, params, work, row,
+                                                                work.tile * kTile.rows() + row, stage, lane);
+          if (kStaged) release(query_empty);
+          if (few) skip(storage.values, unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
+          if (!kAhead) multiply_first_keys();
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
           if (!more) return;
           Products::clear(out);
           rows = Rows();
         } else {  // the next pass: O is not touched, and scores are where they are in the branch above
-          if (few) skip_values(unseen, skipped);
+          multiply_first_keys();
+          if (few) skip(storage.values, unseen, skipped);
           ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
           ptx::wgmma_wait<0>();
           ptx::hold(scores[0]);
         }
       }
-      release(storage.keys.empty[at.key.slot]);
+      release_scored(at, keys);
       const bool raised = weigh(scores, rows, factor, at, keys);
       KeyRing next = at.key;
       next.advance();
@@ -138,6 +145,12 @@ struct PrefillConsumer {
   }
 
  private:
+  // The warp has scores: it has read these keys, and if they are the last ones the queries.
+  __device__ __forceinline__ void release_scored(const Position& at, const KeyRange& keys) const {
+    release(storage.keys.empty[at.key.slot]);
+    if (!kStaged && keys.first <= keys.end) release(storage.queries_empty[at.query.slot]);
+  }
+
   // The warp has read a slot.
   __device__ __forceinline__ void release(uint64_t& empty) const {
     __syncwarp();
@@ -148,22 +161,16 @@ struct PrefillConsumer {
   __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles) {
-      skip_values(at, 1);
-      skip_keys(at, 1);
+      KeyRing values = at;
+      skip(storage.values, values, 1);
+      skip(storage.keys, at, 1);
     }
   }
-  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const {
+  __device__ __forceinline__ void skip(Ring<kTile.stages>& ring, KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
-      wait_keys(at);
-      release(storage.keys.empty[at.slot]);
-    }
-  }
-  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const {
-#pragma unroll 1
-    for (; tiles > 0; --tiles, at.advance()) {
-      wait_values(at);
-      release(storage.values.empty[at.slot]);
+      wait(ring, at);
+      release(ring.empty[at.slot]);
     }
   }
 
@@ -204,17 +211,18 @@ struct PrefillConsumer {
   }
 
   __device__ __forceinline__ void wait_queries(const Position& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.queries.full[at.query.slot]), at.query.parity);
+    const uint64_t& full = storage.queries_full[at.work.slot][warpgroup % kTile.query_parts()];
+    ptx::mbarrier_wait(ptx::shared_address(&full), at.work.parity);
   }
-  __device__ __forceinline__ void wait_keys(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.keys.full[at.slot]), at.parity);
-  }
-  __device__ __forceinline__ void wait_values(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.values.full[at.slot]), at.parity);
+  __device__ __forceinline__ void wait_keys(const KeyRing& at) const { wait(storage.keys, at); }
+  __device__ __forceinline__ void wait_values(const KeyRing& at) const { wait(storage.values, at); }
+  __device__ __forceinline__ void wait(const Ring<kTile.stages>& ring, const KeyRing& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&ring.full[at.slot]), at.parity);
   }
 
   __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    Products::multiply_keys(scores, storage.q[at.query.slot], storage.k[at.key.slot], warpgroup);
+    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : at.query.slot;  // of queries: the only one
+    Products::multiply_keys(scores, storage.q[slot], storage.k[at.key.slot], warpgroup);
   }
 
   // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out

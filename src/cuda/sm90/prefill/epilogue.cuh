@@ -187,14 +187,15 @@ __device__ inline void finish_rows(float (&factor)[2], const SoftmaxRows<2>& sof
   }
 }
 
-// O of these rows. `stage`: the Tile of the row tile's queries, where those of the warp are done with if kStaged. Where
-// queries have fewer columns, those that no copy fills have to stay zero.
+// O of a warp's rows, from `row` of the row tile and first_row of the sequence on. `stage`: the Tile of the row tile's
+// queries, where those of the warp are done with if kStaged. Where queries have fewer columns, those that no copy fills
+// have to stay zero.
 template <class T, class Tile, bool kStaged, int kOutTiles>
 __device__ inline void store_output(const float (&out)[kOutTiles][4], const float (&factor)[2],
-                                    const PrefillParams& params, const PrefillWork& work, int row, uint32_t stage,
-                                    int lane) {
+                                    const PrefillParams& params, const PrefillWork& work, int row, int first_row,
+                                    uint32_t stage, int lane) {
   const CanonicalTensor& to = params.tensors.out;
-  const int first_row = work.tile * Tile::kRows + row, rows = work.rows - row;
+  const int rows = work.rows - row;
   if (params.problem.out_dtype == DType::kFloat32 && params.out.path != LoadPath::kAny) {
     store_rows(out, factor, {static_cast<float*>(to.data) + work.out, first_row, rows, params.out}, lane);
   } else if (params.problem.out_dtype == DType::kFloat32) {

@@ -2,7 +2,7 @@
 // Called by the cuda_sm90 backend's run() and launch.cuh.
 #pragma once
 
-#include "catalog/sm90_tiles.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda::sm90 {
@@ -13,7 +13,7 @@ struct PrefillLayouts {
 
   // cache_rows: of a dense cache, else 0. `group`: of a key head, if the copy engine can read their rows in turn.
   static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group = 1) {
-    const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
+    const catalog::Sm90PrefillTile& tile = prefill_tile(p);
     const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
     PrefillLayouts found{{},
                          row_tile_layout(p, t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
@@ -23,10 +23,10 @@ struct PrefillLayouts {
       rows.mode = HeadMode::kInterleaved, rows.pseudo_heads = group;
       CanonicalTensor q = t.q;
       q.pseudo_stride = t.q.head_stride, q.head_stride *= group;
-      found.q = row_tile_layout(rows, q, p.head_dim, p.seqlen_q, p.heads_q / group, batch, tile.rows());
+      found.q = row_tile_layout(rows, q, p.head_dim, p.seqlen_q, p.heads_q / group, batch, tile.query_rows);
       if (found.q) found.group = group;
     }
-    if (!found.q) found.q = row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.rows());
+    if (!found.q) found.q = row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.query_rows);
     return found;
   }
   bool complete() const { return q && k && v; }

@@ -57,9 +57,12 @@ struct PrefillProducer {
   __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
-    for (; wait_found(at); at.advance(), slot.advance()) {
-      wait_empty(storage.queries, slot);
-      copy_queries(storage.work[at.slot], slot.slot);
+    for (; wait_found(at); at.advance()) {
+      for (int part = 0; part < kTile.query_parts(); ++part, slot.advance()) {
+        ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity ^ 1);
+        copy_queries(storage.work[at.slot], part * kTile.query_rows, storage.q[slot.slot],
+                     storage.queries_full[at.slot][part]);
+      }
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
@@ -128,9 +131,7 @@ struct PrefillProducer {
       }
       mma::PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
       if (found.tile < 0) return false;
-      // Sections run from long to short and from short to long in turn, so that lengths never jump; the last one ends
-      // with the short ones.
-      if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
+      if (params.turns && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
       if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), work.range, 0, 0.0f, 0, 0};
@@ -189,10 +190,15 @@ struct PrefillProducer {
             params.score.transform ? INT_MAX : own[kWarpRows - 1].x, own[0].y};
   }
 
-  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
+  // From `row` of the row tile on. A warpgroup without rows multiplies whatever lies there.
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int row, char* to, uint64_t& full) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
-    const int begin = work.tile * kTile.rows(), rows = min(work.rows, kTile.rows());
-    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
+    const int begin = work.tile * kTile.rows() + row, rows = min(work.rows - row, kTile.query_rows);
+    if (rows <= 0) {
+      ptx::mbarrier_arrive(ptx::shared_address(&full));
+      return;
+    }
+    copy<typename Storage::QueryTile>(params.q, to, full, rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);
   }
@@ -225,10 +231,10 @@ struct PrefillProducer {
                                        int batch, int pass) const {
     const uint32_t barrier = ptx::shared_address(&full);
     ptx::mbarrier_arrive_expect(barrier, map.index.column_blocks * Tile::kBlockBytes);
+    RowTileIndex::Coordinates from = map.index.coordinates(0, rows, end, head, batch, pass);
 #pragma unroll 1
-    for (int block = 0; block < map.index.column_blocks; ++block) {
-      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier,
-                       map.index.coordinates(block * tile::kBlockColumns, rows, end, head, batch, pass).at);
+    for (int block = 0; block < map.index.column_blocks; ++block, from.at[0] += tile::kBlockColumns) {
+      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier, from.at);
     }
   }
 };

@@ -20,7 +20,8 @@ struct PrefillProducts {
 
   // Starts scores = q k^T.
   static __device__ __forceinline__ void multiply_keys(Scores& scores, const char* q, const char* k, int warpgroup) {
-    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(q), warpgroup * kTile.kWarpgroupRows);
+    const int row = warpgroup * kTile.kWarpgroupRows % QueryTile::kRows;
+    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(q), row);
     const uint64_t keys = KeyTile::rows_operand(ptx::shared_address(k));
     ptx::hold(scores[0]);
     ptx::wgmma_fence();

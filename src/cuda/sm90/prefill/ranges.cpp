@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/mask.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 
 namespace plait::cuda::sm90 {
 namespace {
@@ -26,9 +27,6 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t aligned(int64_t bytes) {
   return ceil_div(bytes, catalog::kWorkspaceAlignBytes) * catalog::kWorkspaceAlignBytes;
 }
-const catalog::Sm90PrefillTile& tile_of(const AttentionProblem& p) {
-  return catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
-}
 
 // `group` heads as rows of a tile.
 struct RowTiles {
@@ -38,7 +36,7 @@ struct RowTiles {
   double mean_keys;        // over the row tiles
   double step;             // clocks of a tile of keys
 
-  RowTiles(const AttentionProblem& p, int64_t group) : tile(tile_of(p)) {
+  RowTiles(const AttentionProblem& p, int64_t group) : tile(prefill_tile(p)) {
     constexpr int64_t kSamples = 64;
     const int64_t rows = p.seqlen_q * p.rows_per_position(), all = rows * group;
     const RowMask mask = RowMask::of(p, p.seqlen_q, p.seqlen_kv);
@@ -84,9 +82,9 @@ double clocks_of(const AttentionProblem& p, const DeviceInfo& device, const RowT
 // ranges, whose results depend on nothing else: the copy engine may find some tensors' heads apart.
 int group_of(const AttentionProblem& p) {
   if (p.heads_kv == 0 || p.mode != HeadMode::kPlain || p.split_size > 0) return 1;
-  const int64_t group = p.heads_q / p.heads_kv, tile_rows = tile_of(p).rows();
+  const int64_t group = p.heads_q / p.heads_kv, tile_rows = prefill_tile(p).rows();
   const bool saves = ceil_div(p.seqlen_q * group, tile_rows) < group * ceil_div(p.seqlen_q, tile_rows);
-  return saves && tile_rows % group == 0 ? static_cast<int>(group) : 1;
+  return saves && prefill_tile(p).query_rows % group == 0 ? static_cast<int>(group) : 1;
 }
 
 }  // namespace
