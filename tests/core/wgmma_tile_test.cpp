@@ -103,7 +103,7 @@ TEST(Sm90Tiles, FitAMultiprocessor) {
     EXPECT_EQ(tile.tile_keys % 16, 0);
     EXPECT_TRUE(tile.query_rows == tile.rows() || tile.query_rows == tile.kWarpgroupRows);
     EXPECT_GE(tile.query_slots, tile.query_parts());
-    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile(tile.head_dim, tile.most_keys)], tile);
+    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile_index(tile.head_dim, tile.most_keys)], tile);
   }
 }
 

@@ -19,6 +19,7 @@ struct PrefillConsumer {
   using KeyRing = RingPosition<kTile.stages>;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys, kWarpRows = 16;
   static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead();
+  static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct Position {
