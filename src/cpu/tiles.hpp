@@ -9,6 +9,7 @@
 
 #include "catalog/catalog.hpp"
 #include "core/mask.hpp"
+#include "core/rounding.hpp"
 
 namespace plait::cpu {
 
@@ -22,8 +23,7 @@ static_assert(kLanes % kColumnPad == 0);
 inline constexpr double kLog2E = 1.4426950408889634074;
 inline constexpr double kLn2 = 0.69314718055994530942;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t padded(int64_t dim) { return ceil_div(dim, kColumnPad) * kColumnPad; }
+constexpr int64_t padded(int64_t dim) { return round_up(dim, kColumnPad); }
 // Row stride of a packed [rows, dim] buffer: an odd number of cache lines, so that a column walk uses every cache set.
 constexpr int64_t row_stride(int64_t dim) { return (ceil_div(dim, kColumnPad) | 1) * kColumnPad; }
 

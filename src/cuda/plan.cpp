@@ -53,31 +53,31 @@ void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device,
   note_bucket(problem, bucket, tile.smem_bytes(), device, plan);
 }
 
+// No products.
+bool is_trivial(const AttentionProblem& p) {
+  return p.batch == 0 || p.heads_q == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0;
+}
+
 // Partial results that nobody asked for: more queries than ranges are for.
 constexpr int64_t kMostRangeBytes = int64_t{256} << 20;
 
 // Ranges of keys on Hopper: cuda_sm90's, or decode of cuda_mma, which takes 16 or 32 rows of a key head at a time and
 // reads the keys for each; auto compares them, and both with one block for a row tile. A fixed split_size is decode's,
 // which reads every tensor: what the copy engine reads may hang on the batch, and results must not.
-void choose_sm90_strategy(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeLayout& layout,
-                          Plan& plan) {
-  const bool asked = plan.strategy == Strategy::kSplitKv, empty = layout.rows == 0 || problem.seqlen_kv == 0;
+void choose_sm90_strategy(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeChoice& choice,
+                          const sm90::RangeLayout& layout, Plan& plan) {
+  const bool asked = plan.strategy == Strategy::kSplitKv, empty = is_trivial(problem);
   if (empty && !asked) {
     plan.strategy = Strategy::kSplitQ;
     return;
   }
   constexpr double kNever = std::numeric_limits<double>::infinity();
   // What cuda_sm90 cannot read is decode's; so are empty problems.
-  const bool automatic = problem.backend == Backend::kAuto, fixed = problem.split_size > 0;
-  if (automatic && fixed) {
-    plan.strategy = Strategy::kSplitKv, plan.backend = Backend::kCudaMma;
-    plan.reasons.emplace_back("split_size is cuda_mma's, which reads tensors of any strides");
-    return;
-  }
+  const bool automatic = problem.backend == Backend::kAuto;
   const double decode = automatic || empty ? mma::split_kv_clocks(problem, device) : kNever;
   const bool fits = asked || layout.workspace_bytes() <= kMostRangeBytes;
-  const double ranges = layout.in_limits() && fits && !(automatic && decode == kNever) ? layout.clocks : kNever;
-  const double rows = asked ? kNever : sm90::split_q_clocks(problem, device);
+  const double ranges = layout.in_limits() && fits && !(automatic && decode == kNever) ? choice.clocks : kNever;
+  const double rows = asked ? kNever : choice.whole_rows;
   const bool by_decode = automatic && (empty || decode <= ranges) && decode <= rows;
   plan.strategy = by_decode || ranges < rows || asked ? Strategy::kSplitKv : Strategy::kSplitQ;
   if (by_decode || (automatic && ranges == kNever && asked)) plan.backend = Backend::kCudaMma;
@@ -108,8 +108,8 @@ void plan_sm90_ranges(const AttentionProblem& problem, const DeviceInfo& device,
   plan.splits = layout.ranges.count;
   plan.split_size = layout.ranges.keys;
   plan.workspace_bytes = layout.workspace_bytes();
-  const bool empty = layout.rows == 0 || problem.seqlen_kv == 0;
-  if (problem.backend == Backend::kAuto || empty) {  // decode's, of tensors that the copy engine cannot read
+  // Decode's too, of tensors that the copy engine cannot read.
+  if (problem.backend == Backend::kAuto || is_trivial(problem)) {
     const mma::DecodeLayout decode(problem, device);
     plan.workspace_bytes = std::max(plan.workspace_bytes, decode.workspace_bytes());
   }
@@ -124,8 +124,12 @@ void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device
   std::optional<sm90::RangeLayout> layout;
   if (plan.strategy == Strategy::kSplitQ || problem.packed) {
     plan.strategy = Strategy::kSplitQ;
+  } else if (problem.backend == Backend::kAuto && problem.split_size > 0) {
+    plan.backend = Backend::kCudaMma;
+    plan.reasons.emplace_back("split_size is cuda_mma's, which reads tensors of any strides");
   } else {
-    choose_sm90_strategy(problem, device, layout.emplace(problem, device), plan);
+    const sm90::RangeChoice choice(problem, device);
+    choose_sm90_strategy(problem, device, choice, layout.emplace(problem, choice.count), plan);
   }
   if (plan.backend == Backend::kCudaMma) return;
   const catalog::Sm90PrefillTile& tile = sm90::prefill_tile(problem);

@@ -130,7 +130,7 @@ struct Sm90Call {
 
   // May refuse.
   Sm90Call(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows) {
-    if (plan.strategy == Strategy::kSplitKv) ranges.emplace(problem, plan.device);
+    if (plan.strategy == Strategy::kSplitKv) ranges.emplace(problem, plan.splits);
     layouts = sm90::readable_layouts(problem, tensors, cache_rows, ranges ? ranges->group : 1);
   }
 };

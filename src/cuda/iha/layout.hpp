@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 #include "plait/device.hpp"
 
 namespace plait::cuda::iha {
@@ -88,9 +89,6 @@ struct MixShape {
   // What a job's share of the blocks goes by: elements read and written, and a quarter more where rows turn.
   int64_t work() const { return tokens * (wide + heads) * (table_rows == 0 ? 4 : 5); }
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // expand: wide rows from narrow ones. A warp owns items of one token and 64 columns: a stage holds the narrow rows and
 // then the angles [table_rows][cos, sin][32 pairs] fp32.

@@ -47,7 +47,7 @@ struct ClusterWork {
   int64_t blocks_without;  // even shares: blocks of a unit
   DeviceInfo device;
 
-  double vectors() const { return static_cast<double>(rows * bucket / kVector); }
+  double vectors() const { return static_cast<double>(rows * bucket) / kVector; }
   double all_bytes_per_clock() const { return kBytesPerClock * device.multiprocessors; }
   // A vector of each block for each item of a slice, of which there is a power of two (cluster.cuh), and statistics.
   int slice_log2(const DecodeClusters& c) const {

@@ -9,6 +9,7 @@
 #include "catalog/mma_decode_tiles.hpp"
 #include "core/mask.hpp"
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 #include "cuda/mma/decode/clusters.hpp"
 #include "plait/device.hpp"
 
@@ -18,10 +19,8 @@ namespace plait::cuda::mma {
 inline constexpr int64_t kWholeShares = 8;
 // Fewer steps of keys than this are not worth a block of their own.
 inline constexpr int64_t kFewestSteps = 8;
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t aligned(int64_t bytes) {
-  return ceil_div(bytes, catalog::kWorkspaceAlignBytes) * catalog::kWorkspaceAlignBytes;
-}
+
+constexpr int64_t aligned(int64_t bytes) { return round_up(bytes, catalog::kWorkspaceAlignBytes); }
 
 // A unit is a tile of the rows that share a key head's keys: position-major, the heads of the group within a position.
 struct DecodeLayout {

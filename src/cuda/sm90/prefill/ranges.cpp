@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/mask.hpp"
+#include "core/rounding.hpp"
 
 namespace plait::cuda::sm90 {
 namespace {
@@ -22,11 +23,6 @@ constexpr double kBeside = 0.1;
 constexpr int64_t kMostRanges = 256;
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t aligned(int64_t bytes) {
-  return ceil_div(bytes, catalog::kWorkspaceAlignBytes) * catalog::kWorkspaceAlignBytes;
-}
-
 // `group` heads as rows of a tile.
 struct RowTiles {
   const catalog::Sm90PrefillTile& tile;
@@ -40,7 +36,7 @@ struct RowTiles {
     const int64_t rows = p.seqlen_q * p.rows_per_position(), all = rows * group;
     const RowMask mask = RowMask::of(p, p.seqlen_q, p.seqlen_kv);
     of_head = ceil_div(all, tile.rows());
-    count = (p.packed ? 1 : p.batch) * p.heads_q / group * of_head;
+    count = p.batch * p.heads_q / group * of_head;
     const int64_t samples = std::min(of_head, kSamples);
     double sum = 0;
     most_keys = 1;
@@ -87,40 +83,51 @@ int group_of(const AttentionProblem& p) {
   return saves && tile.query_rows % group == 0 ? static_cast<int>(group) : 1;
 }
 
+// Keys of a range with a fixed split_size, in whole tokens.
+int64_t fixed_keys(const AttentionProblem& p) {
+  const int64_t per = p.rows_per_position(), keys = p.seqlen_kv * per;
+  return std::min(p.split_size > keys ? keys : round_up(p.split_size, per), keys);
+}
+
 }  // namespace
 
-RangeLayout::RangeLayout(const AttentionProblem& p, const DeviceInfo& device) : group(group_of(p)) {
+RangeLayout::RangeLayout(const AttentionProblem& p, int64_t count) : group(group_of(p)) {
   const int64_t per = p.rows_per_position(), keys = p.seqlen_kv * per;
   rows = p.batch * p.heads_q * p.seqlen_q * per;
-  int64_t count = 1;
-  if (rows > 0 && keys > 0) {
-    const RowTiles tiles(p, group);
-    const double merged_bytes = static_cast<double>(rows * p.head_dim_v) * 4 / device.multiprocessors;
-    const auto clocks_with = [&](int64_t n) {
-      return clocks_of(p, device, tiles, n) + kMergeStart + static_cast<double>(n) * merged_bytes / kMergeBytesPerClock;
-    };
-    if (p.split_size > 0) {
-      // Whole tokens in each.
-      const int64_t of_range = std::min(p.split_size > keys ? keys : ceil_div(p.split_size, per) * per, keys);
-      count = ceil_div(keys, of_range);
-      ranges.keys = static_cast<int>(std::min(of_range, kMost));
-      clocks = clocks_with(count);
-    } else {
-      clocks = clocks_with(1);
-      for (int64_t n = 2; n <= std::min(tiles.most_keys, kMostRanges); ++n) {
-        if (const double with_n = clocks_with(n); with_n < clocks) clocks = with_n, count = n;
-      }
-    }
-  }
+  if (rows > 0 && keys > 0 && p.split_size > 0) ranges.keys = static_cast<int>(std::min(fixed_keys(p), kMost));
   if (rows > kMost / count || keys > kMostNarrowRows) count = 0;
   ranges.count = static_cast<int>(count);
   counter_bytes = prefill_workspace_bytes(p);
-  out_bytes = aligned(count * rows * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
-  lse_bytes = aligned(count * rows * static_cast<int64_t>(sizeof(float)));
+  out_bytes = round_up(count * rows * p.head_dim_v * int64_t{sizeof(float)}, catalog::kWorkspaceAlignBytes);
+  lse_bytes = round_up(count * rows * int64_t{sizeof(float)}, catalog::kWorkspaceAlignBytes);
 }
 
-double split_q_clocks(const AttentionProblem& p, const DeviceInfo& device) {
-  return clocks_of(p, device, RowTiles(p, 1), 1);
+RangeChoice::RangeChoice(const AttentionProblem& p, const DeviceInfo& device) {
+  const int64_t keys = p.seqlen_kv * p.rows_per_position(), rows = p.batch * p.heads_q * p.seqlen_q;
+  if (rows == 0 || keys == 0) return;
+  const int group = group_of(p);
+  const RowTiles tiles(p, group);
+  whole_rows = clocks_of(p, device, group == 1 ? tiles : RowTiles(p, 1), 1);
+  const auto multiprocessors = static_cast<double>(device.multiprocessors),
+             row_tiles = static_cast<double>(tiles.count) / multiprocessors;
+  const double merge =
+      static_cast<double>(rows * p.rows_per_position() * p.head_dim_v) * 4 / multiprocessors / kMergeBytesPerClock;
+  const auto clocks_with = [&](int64_t n) {
+    return clocks_of(p, device, tiles, n) + kMergeStart + static_cast<double>(n) * merge;
+  };
+  if (p.split_size > 0) {
+    count = ceil_div(keys, fixed_keys(p));
+    clocks = clocks_with(count);
+    return;
+  }
+  clocks = clocks_with(1);
+  // No number of ranges does better than multiprocessors that work all the time.
+  const double work = row_tiles * tiles.mean_keys * static_cast<double>(p.joint_passes()) * tiles.step;
+  const double start = kStart + kMergeStart + work, each = row_tiles * kRowTile + merge;
+  for (int64_t n = 2; n <= std::min(tiles.most_keys, kMostRanges); ++n) {
+    if (start + static_cast<double>(n) * each >= clocks) break;
+    if (const double with_n = clocks_with(n); with_n < clocks) clocks = with_n, count = n;
+  }
 }
 
 }  // namespace plait::cuda::sm90

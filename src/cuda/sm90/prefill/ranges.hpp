@@ -13,15 +13,15 @@
 
 namespace plait::cuda::sm90 {
 
+// What lies where with `count` ranges.
 struct RangeLayout {
   // Query heads of a key head that are rows of one tile, position by position, so that few queries fill it.
   int group = 1;
   KeyRanges ranges;
   int64_t rows = 0;  // of all sequences and heads: of a range's results
   int64_t counter_bytes = 0, out_bytes = 0, lse_bytes = 0;
-  double clocks = 0;  // of the whole call, about
 
-  RangeLayout(const AttentionProblem& problem, const DeviceInfo& device);
+  RangeLayout(const AttentionProblem& problem, int64_t count);
   int64_t workspace_bytes() const { return counter_bytes + out_bytes + lse_bytes; }
   // Ranges, keys, rows and row tiles are counted in 32 bits.
   bool in_limits() const { return ranges.count > 0; }
@@ -35,7 +35,11 @@ inline AttentionProblem range_problem(const AttentionProblem& p, int group) {
   return inner;
 }
 
-// About how many clocks a call takes without ranges.
-double split_q_clocks(const AttentionProblem& problem, const DeviceInfo& device);
+// How many ranges: as split_size says, or as is fastest. About how many clocks a call takes then, and without ranges.
+struct RangeChoice {
+  int64_t count = 1;
+  double clocks = 0, whole_rows = 0;
+  RangeChoice(const AttentionProblem& problem, const DeviceInfo& device);
+};
 
 }  // namespace plait::cuda::sm90
