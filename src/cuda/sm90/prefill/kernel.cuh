@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     if (role == 2 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
-    PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();
+    PrefillConsumer<T, kTile>{{params, storage, warpgroup, lane}}.run();
   }
 }
 
