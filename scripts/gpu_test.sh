@@ -5,12 +5,15 @@
 # Usage: scripts/gpu_test.sh [seconds, default 300]
 #   PYTHON       the Python that has torch with CUDA (default .venv/bin/python, else python3)
 #   PLAIT_BUILD  the build folder (default build/dev)
+#   SHARDS       processes of a cuda_test (default half of the cores, 1 to 8)
 #   SUITES       of "cpp small_gpus python large" (default all but large, which takes 40 GB and more on the device)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 budget=${1:-300}
 build=${PLAIT_BUILD:-build/dev}
 suites=${SUITES:-cpp small_gpus python}
+shards=$(($(nproc) / 2))
+shards=${SHARDS:-$((shards < 1 ? 1 : shards > 8 ? 8 : shards))}
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/plait-gpu-test.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -31,20 +34,31 @@ note() {
   summary+=("$(printf '%-8s %s in %d s: %s' "$1" "$what" "$((SECONDS - $4))" "$3")")
 }
 
-# name, cuda_test's arguments.
+# name, cuda_test's arguments. In several processes: most of the time goes to the oracle, on the CPU.
 run_cuda_test() {
-  local name=$1 begin=$SECONDS status binary=$build/tests/cuda/cuda_test
+  local name=$1 begin=$SECONDS status=0 binary=$build/tests/cuda/cuda_test shard
   shift
   if [ ! -x "$binary" ]; then
     note "$name" 1 "no $binary; build with PLAIT_CUDA=ON PLAIT_TESTS=ON" "$begin"
     return
   fi
-  LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}" timeout "$(left)" \
-    "$binary" --gtest_brief=1 --seconds "$((budget / 8))" "$@" 2>&1 | tee "$work/$name.log"
-  status=${PIPESTATUS[0]}
-  if grep -q 'skipped, plait finds no CUDA device' "$work/$name.log"; then status=1; fi
-  note "$name" "$status" "$(grep -E '^cuda_test: | ran\.|PASSED|FAILED TEST|SKIPPED ' "$work/$name.log" |
-    grep -v 'listed below' | sed -e 's/^\[[ =A-Z]*\] *//' | paste -s -d ';' - | cut -c 1-160)" "$begin"
+  for ((shard = 0; shard < shards; ++shard)); do
+    (
+      export GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard
+      LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}" timeout "$(left)" \
+        "$binary" --gtest_brief=1 --seconds "$((budget / 8))" "$@" > "$work/$name.$shard" 2>&1
+      echo $? > "$work/$name.$shard.status"
+    ) &
+  done
+  wait
+  for ((shard = 0; shard < shards; ++shard)); do
+    cat "$work/$name.$shard"
+    [ "$status" -ne 0 ] || status=$(cat "$work/$name.$shard.status")
+  done
+  if cat "$work/$name".? | grep -q 'skipped, plait finds no CUDA device'; then status=1; fi
+  note "$name" "$status" "$(cat "$work/$name".? | awk '/PASSED/ { passed += $4 }
+    /^cuda_test: |FAILED TEST|SKIPPED / && !/listed below/ { sub(/^\[[ A-Z]*\] */, ""); text = text "; " $0 }
+    END { print passed + 0 " passed" text }' | cut -c 1-200)" "$begin"
 }
 
 run_cpp() { run_cuda_test cpp; }

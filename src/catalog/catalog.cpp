@@ -84,9 +84,19 @@ constexpr Support sm90_forward(Op op) {
   return support;
 }
 
+// Its row tiles over ranges of keys.
+constexpr Support sm90_ranges(Op op) {
+  Support support = sm90_forward(op);
+  support.features = (support.features & ~uint32_t{kPacked}) | kFixedSplit;
+  support.strategies = bit(Strategy::kSplitKv);
+  return support;
+}
+
 constexpr std::array kSupports{
     sm90_forward(Op::kAttentionForward),  // first: supports() leaves these out of a build without cuda_sm90
     sm90_forward(Op::kKvCacheForward),
+    sm90_ranges(Op::kAttentionForward),
+    sm90_ranges(Op::kKvCacheForward),
     row(Backend::kCpu, Op::kAttentionForward, kFloats, kWholeContract | kFixedSplit,
         bit(Strategy::kSplitQ) | bit(Strategy::kSplitKv)),
     row(Backend::kCpu, Op::kAttentionBackward, kFloats, kWholeContract, 0),

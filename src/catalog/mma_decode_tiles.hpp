@@ -75,11 +75,15 @@ constexpr DecodeChoice decode_choice(int64_t head_dim_bucket, int64_t rows, int6
   return {size, both ? 0 : 1};
 }
 
-// Of the blocks of a cluster, for up to 16 rows. Deep: one block of a multiprocessor, with what two would have under
-// way.
-constexpr DecodeTile cluster_tile(int64_t head_dim_bucket, bool deep) {
+// The blocks of a cluster, for up to 16 rows: two share a multiprocessor, or each has one and with it longer rings, or
+// twice the warps.
+enum class ClusterBlock { kShared, kLong, kWide };
+inline constexpr std::array kClusterBlocks{ClusterBlock::kShared, ClusterBlock::kLong, ClusterBlock::kWide};
+constexpr DecodeTile cluster_tile(int64_t head_dim_bucket, ClusterBlock block) {
   DecodeTile tile = decode_tiles(head_dim_bucket)[0][0];
-  if (deep) tile.slots = 2 * tile.slots - 1, tile.most_blocks_per_multiprocessor = 1;
+  if (block == ClusterBlock::kLong) tile.slots = 2 * tile.slots - 1;
+  if (block == ClusterBlock::kWide) tile.warps *= 2;
+  if (block != ClusterBlock::kShared) tile.most_blocks_per_multiprocessor = 1;
   return tile;
 }
 

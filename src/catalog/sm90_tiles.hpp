@@ -3,53 +3,65 @@
 #pragma once
 
 #include <array>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 
 namespace plait::catalog {
 
 // One instantiation of the kernel: `warpgroups` warpgroups of 64 query rows each take tile_keys keys at a time through
-// both products; one more copies.
+// both products; three warps of one more copy.
 struct Sm90PrefillTile {
   int head_dim;  // bucket: covers max(head_dim, head_dim_v) by zero fill
   int warpgroups, tile_keys;
+  int query_rows;           // of a slot of queries: those of the row tile, or of a warpgroup
   int query_slots, stages;  // of queries, and of keys and of values
   int work_slots;           // of what is known of row tiles
   int consumer_registers, producer_registers;
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
+  int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
+  int most_keys;      // of a row tile in the mean: if more, the bucket's next tile
+  bool by_sums;       // references are raised by sums of probabilities; keys are kept until then
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkBytes = 128, kRangeBytes = 16;
+  static constexpr int kWorkBytes = 136, kRangeBytes = 16;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }
   constexpr int threads() const { return (warpgroups + 1) * kWarpgroupThreads; }
   constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
+  constexpr int query_parts() const { return rows() / query_rows; }  // slots that a row tile takes
+  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once, which
+  // with slots for one row tile come too late for scores ahead of the store of O.
+  constexpr bool stages_output() const { return query_slots >= 2 * query_parts(); }
+  constexpr bool scores_ahead() const { return query_slots > query_parts(); }
   // Tiles of 16-bit elements; [lo, hi) of each row, keys of each warp, what is known of a row tile; barriers; in whole
   // swizzle patterns.
   constexpr int64_t smem_bytes() const {
-    constexpr int64_t kBarrierBytes = 256, kAlignBytes = 1024;
-    const int64_t bytes = int64_t{2} * head_dim * (query_slots * rows() + 2 * stages * tile_keys) +
+    constexpr int64_t kBarrierBytes = 320, kAlignBytes = 1024;
+    const int64_t bytes = int64_t{2} * head_dim * (query_slots * query_rows + 2 * stages * tile_keys) +
                           work_slots * (8 * rows() + kRangeBytes * warps() + kWorkBytes) + kBarrierBytes;
     return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
   }
   bool operator==(const Sm90PrefillTile&) const = default;
 };
 
-// In order of the buckets: bucket, warpgroups, keys, slots of queries, of keys and values, of works, registers of
-// consumers and producers, eighths.
-inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 2, 3, 4, 160, 32, 8},
-    {128, 2, 128, 2, 2, 4, 232, 40, 5},
-    {192, 2, 80, 2, 2, 4, 232, 40, 8},
-    {256, 2, 80, 1, 2, 2, 232, 40, 8},
+// In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
+// registers of consumers and producers, eighths, keys, keys.
+inline constexpr std::array<Sm90PrefillTile, 5> kSm90PrefillTiles{{
+    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, INT_MAX, true},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, INT_MAX, false},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, INT_MAX, false},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, 1536, false},
+    {256, 2, 80, 64, 2, 2, 2, 232, 40, 8, 4096, INT_MAX, false},
 }};
 
-// The tile of the bucket that holds head_dim, at most that of the last.
-constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim) {
+// Which of them: of the bucket that holds head_dim, at most the last, for row tiles that see `keys` keys in the mean,
+// at most INT_MAX.
+constexpr size_t sm90_prefill_tile(int64_t head_dim, int64_t keys) {
   size_t index = 0;
-  while (kSm90PrefillTiles[index].head_dim < head_dim) ++index;
-  return kSm90PrefillTiles[index];
+  while (kSm90PrefillTiles[index].head_dim < head_dim || kSm90PrefillTiles[index].most_keys < keys) ++index;
+  return index;
 }
 
 }  // namespace plait::catalog

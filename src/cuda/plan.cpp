@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "catalog/mma_tiles.hpp"
-#include "catalog/sm90_tiles.hpp"
 #include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/schedule.hpp"
@@ -19,6 +19,8 @@
 #include "cuda/mma/split_d/ranges.hpp"
 #include "cuda/mma/split_d/workspace.hpp"
 #include "cuda/naive/workspace.hpp"
+#include "cuda/sm90/prefill/ranges.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda {
@@ -50,19 +52,81 @@ void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device,
   note_bucket(problem, bucket, tile.smem_bytes(), device, plan);
 }
 
-// Few rows go to split_kv, which is cuda_mma's, unless the caller wants otherwise.
-void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
-  if (problem.backend == Backend::kAuto) mma::choose_split(problem, device, plan);
-  if (plan.strategy == Strategy::kSplitKv) {
-    plan.backend = Backend::kCudaMma;
-    plan.reasons.emplace_back("split_kv is cuda_mma's");
+// Partial results that nobody asked for: more queries than ranges are for.
+constexpr int64_t kMostRangeBytes = int64_t{256} << 20;
+
+// Ranges of keys on Hopper: cuda_sm90's, or decode of cuda_mma, which takes 16 or 32 rows of a key head at a time and
+// reads the keys for each; auto compares them, and both with one block for a row tile. With a fixed split_size by one
+// split of one sequence, so that the batch has no say.
+void choose_sm90_strategy(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeLayout& layout,
+                          Plan& plan) {
+  const bool asked = plan.strategy == Strategy::kSplitKv, empty = layout.rows == 0 || problem.seqlen_kv == 0;
+  if (plan.strategy == Strategy::kSplitQ || problem.packed || (empty && !asked)) {
+    plan.strategy = Strategy::kSplitQ;
     return;
   }
-  plan.strategy = Strategy::kSplitQ;
-  const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(larger_head_dim(problem));
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  // What cuda_sm90 cannot read is decode's; so are empty problems.
+  const bool automatic = problem.backend == Backend::kAuto, fixed = problem.split_size > 0;
+  double decode = automatic || empty ? mma::split_kv_clocks(problem, device) : kNever;
+  const bool fits = asked || layout.workspace_bytes() <= kMostRangeBytes;
+  double ranges = layout.in_limits() && fits && !(automatic && decode == kNever) ? layout.clocks : kNever;
+  const double rows = asked ? kNever : sm90::split_q_clocks(problem, device);
+  if (fixed && !empty && decode != kNever && ranges != kNever) {
+    const int64_t keys = std::min(problem.split_size, problem.seqlen_kv * problem.rows_per_position());
+    decode = mma::split_clocks(problem, device, keys), ranges = sm90::split_clocks(problem, keys);
+  }
+  const bool by_decode = automatic && (empty || decode <= ranges) && decode <= rows;
+  plan.strategy = by_decode || ranges < rows || asked ? Strategy::kSplitKv : Strategy::kSplitQ;
+  if (by_decode || (automatic && ranges == kNever && asked)) plan.backend = Backend::kCudaMma;
+  const auto thousands = [](double clocks) {
+    return clocks == kNever ? std::string("none") : fmt::format("{:.0f}", clocks / 1000);
+  };
+  if (empty) return;
+  plan.reasons.push_back(
+      fmt::format("{} of {}: about {} thousand clocks over key ranges of row tiles, {} over those of cuda_mma, {} over "
+                  "whole rows{}",
+                  strategy_name(plan.strategy), backend_name(plan.backend), thousands(ranges), thousands(decode),
+                  thousands(rows), fixed ? " (of a multiprocessor, for one split)" : ""));
+}
+
+void plan_sm90_ranges(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeLayout& layout,
+                      Plan& plan) {
+  if (!layout.in_limits()) {
+    throw Error(
+        ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
+        fmt::format("split_kv cannot serve this call. required: results of {} rows and {} keys in ranges. "
+                    "supported by cuda_sm90: 2^31 of them. missing: wider counters. way out: {}",
+                    layout.rows, problem.seqlen_kv,
+                    problem.split_size > 0 ? "give a larger split_size, or leave it out" : "use strategy auto"));
+  }
+  plan.splits = layout.ranges.count;
+  plan.split_size = layout.ranges.keys;
+  plan.workspace_bytes = layout.workspace_bytes();
+  const bool empty = layout.rows == 0 || problem.seqlen_kv == 0;
+  if (problem.backend == Backend::kAuto || empty) {  // decode's, of tensors that the copy engine cannot read
+    const mma::DecodeLayout decode(problem, device);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, decode.workspace_bytes());
+  }
+  plan.reasons.push_back(fmt::format(
+      "{}{} a row tile, in blocks of their own, then merged{}", layout.ranges.count,
+      layout.ranges.keys > 0 ? fmt::format(" range(s) of {} keys for", layout.ranges.keys)
+                             : std::string(" even range(s) of the keys of"),
+      layout.group > 1 ? fmt::format("; the {} heads of a key head are rows of a tile", layout.group) : ""));
+}
+
+void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
+  const sm90::RangeLayout layout(problem, device);
+  choose_sm90_strategy(problem, device, layout, plan);
+  if (plan.backend == Backend::kCudaMma) return;
+  const catalog::Sm90PrefillTile& tile = sm90::prefill_tile(problem);
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
-  plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
+  if (plan.strategy == Strategy::kSplitKv) {
+    plan_sm90_ranges(problem, device, layout, plan);
+  } else {
+    plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
+  }
   note_bucket(problem, tile.head_dim, tile.smem_bytes(), device, plan);
   if (problem.backend == Backend::kAuto) {
     plan.reasons.push_back(fmt::format(
@@ -158,7 +222,7 @@ void send_long_sequences_away(const AttentionProblem& problem, Plan& plan) {
   constexpr int64_t kMostRows = int64_t{1} << 30;
   const int64_t rows = std::max(problem.seqlen_q, problem.seqlen_kv) * problem.rows_per_position();
   if (plan.backend == Backend::kCudaSm90) {
-    const int tile_rows = catalog::sm90_prefill_tile(larger_head_dim(problem)).rows();
+    const int tile_rows = sm90::prefill_tile(problem).rows();
     const double own = static_cast<double>(rows) / tile_rows, batch = static_cast<double>(problem.batch);
     const double tiles = (problem.packed ? own + batch + 1 : batch * (own + 1)) * static_cast<double>(problem.heads_q);
     if (rows > kMostNarrowRows || tiles > INT32_MAX) {

@@ -8,6 +8,7 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
 #include "cuda/aux/aux.hpp"
+#include "cuda/aux/merge_ranges.hpp"
 #include "cuda/common/query_copy.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/iha/iha.hpp"
@@ -95,24 +96,53 @@ bool is_empty(const AttentionProblem& problem) {
 void run_ranges(const Plan& plan, const mma::KeyRangeLayout& layout, const AttentionProblem& problem,
                 const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
   if (layout.rows == 0) return;
-  run_mma_forward(layout.problem, mma::range_tensors(layout, problem, tensors, workspace),
-                  plan.device.smem_per_block_bytes, cache_rows, stream, layout.ranges);
-  mma::merge_ranges(layout, problem, tensors, workspace, stream);
+  char* bytes = static_cast<char*>(workspace);
+  const aux::RangeResults results{reinterpret_cast<float*>(bytes), reinterpret_cast<float*>(bytes + layout.out_bytes),
+                                  layout.rows, layout.ranges.count, 1};
+  AttentionTensors inner = aux::range_tensors(layout.problem, tensors, results);
+  if (layout.heads_are_rows) {
+    inner.q.seq_stride = tensors.q.head_stride;
+    inner.q.head_stride = tensors.q.head_stride * (problem.heads_q / problem.heads_kv);
+  }
+  run_mma_forward(layout.problem, inner, plan.device.smem_per_block_bytes, cache_rows, stream, layout.ranges);
+  aux::merge_ranges(results, problem, tensors, plan.device.compute_capability, stream);
 }
 
-void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
-                      const sm90::PrefillLayouts& layouts, int64_t cache_rows, void* workspace, Stream stream) {
-  if (!layouts.complete()) {
-    return run_mma_forward(problem, tensors, plan.device.smem_per_block_bytes, cache_rows, stream);
-  }
+void launch_sm90(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                 const sm90::PrefillLayouts& layouts, const sm90::KeyRanges& ranges, int64_t cache_rows,
+                 void* workspace, Stream stream) {
   launch_variant<catalog::kSm90HeadDims>(problem, larger_head_dim(problem), [&]<class T, int kHeadDim>() {
     if constexpr (catalog::kSm90) {
-      sm90::launch_prefill<T, kHeadDim>(problem, tensors, layouts, cache_rows, plan.device.multiprocessors, workspace,
-                                        stream);
+      sm90::launch_prefill<T, kHeadDim>(problem, tensors, layouts, ranges, cache_rows, plan.device.multiprocessors,
+                                        workspace, stream);
     } else {
       refuse_variant();
     }
   });
+}
+
+// split_q or split_kv of layouts that are complete.
+void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                      const sm90::PrefillLayouts& layouts, int64_t cache_rows, void* workspace, Stream stream) {
+  if (plan.strategy != Strategy::kSplitKv) {
+    return launch_sm90(plan, problem, tensors, layouts, {}, cache_rows, workspace, stream);
+  }
+  const sm90::RangeLayout layout(problem, plan.device);
+  if (layout.rows == 0) return;
+  char* out = static_cast<char*>(workspace) + layout.counter_bytes;
+  const aux::RangeResults results{reinterpret_cast<float*>(out), reinterpret_cast<float*>(out + layout.out_bytes),
+                                  layout.rows, layout.ranges.count, layouts.group};
+  const AttentionProblem inner = layout.problem_of(problem, layouts.group);
+  launch_sm90(plan, inner, aux::range_tensors(inner, tensors, results), layouts, layout.ranges, cache_rows, workspace,
+              stream);
+  aux::merge_ranges(results, problem, tensors, plan.device.compute_capability, stream);
+}
+
+sm90::PrefillLayouts layouts_of(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
+                                int64_t cache_rows) {
+  const bool ranges = plan.strategy == Strategy::kSplitKv;
+  return sm90::readable_layouts(problem, tensors, cache_rows,
+                                ranges ? sm90::RangeLayout(problem, plan.device).group : 1);
 }
 
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
@@ -140,9 +170,14 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
   if (plan.backend == Backend::kCudaNaive) {
     forward ? naive::attention_forward(problem, tensors, stream)
             : naive::attention_backward(problem, tensors, workspace, stream);
-  } else if (plan.backend == Backend::kCudaSm90) {
-    run_sm90_forward(plan, problem, tensors, sm90::readable_layouts(problem, tensors, 0), 0, workspace, stream);
-  } else if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
+    return;
+  }
+  if (plan.backend == Backend::kCudaSm90) {
+    const sm90::PrefillLayouts layouts = layouts_of(plan, problem, tensors, 0);
+    if (layouts.complete()) return run_sm90_forward(plan, problem, tensors, layouts, 0, workspace, stream);
+  }
+  // Also what the copy engine cannot read.
+  if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
     run_ranges(plan, mma::KeyRangeLayout(problem, plan.device), problem, tensors, 0, workspace, stream);
   } else if (plan.strategy == Strategy::kSplitKv) {
     const mma::DecodeLayout layout(problem, plan.device);
@@ -205,10 +240,14 @@ void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheT
   };
   if (plan.backend == Backend::kCudaSm90) {
     const AttentionTensors turned = mma::prepared_tensors(problem, tensors, queries);
-    const sm90::PrefillLayouts layouts = sm90::readable_layouts(attention, turned, problem.cache_rows);  // may refuse
-    prepare({});
-    run_sm90_forward(plan, attention, turned, layouts, problem.cache_rows, workspace, stream);
-  } else if (plan.strategy == Strategy::kSplitQ || plan.strategy == Strategy::kSplitD) {
+    const sm90::PrefillLayouts layouts = layouts_of(plan, attention, turned, problem.cache_rows);  // may refuse
+    if (layouts.complete()) {
+      prepare({});
+      return run_sm90_forward(plan, attention, turned, layouts, problem.cache_rows, workspace, stream);
+    }
+  }
+  // Also what the copy engine cannot read.
+  if (plan.strategy == Strategy::kSplitQ || plan.strategy == Strategy::kSplitD) {
     run_mma_forward(attention, prepare({}), plan.device.smem_per_block_bytes, problem.cache_rows, stream);
   } else if (is_split_d(attention)) {
     run_ranges(plan, mma::KeyRangeLayout(attention, plan.device), attention, prepare({}), problem.cache_rows, workspace,

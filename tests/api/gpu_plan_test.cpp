@@ -96,12 +96,18 @@ TEST(GpuPlan, WorkspaceDoesNotGrowWithTheKeys) {
 }
 
 TEST(GpuPlan, FewAlikeUnitsRunInClustersOnHopper) {
-  const auto in_clusters = [](const Plan& p) { return p.explain().find("clusters of") != std::string::npos; };
+  const auto in_clusters = [](const Plan& p) {
+    return p.explain().find("merge in shared memory") != std::string::npos;
+  };
   const Plan one = plan(Sizes{});
   EXPECT_TRUE(in_clusters(one)) << one.explain();
   EXPECT_EQ(one.splits, 8);
   EXPECT_EQ(one.workspace_bytes, 0);
   EXPECT_EQ(plan(Sizes{.heads_q = 28, .heads_kv = 4}).splits, 16);
+  const Plan two_long = plan(Sizes{.heads_q = 16, .heads_kv = 2, .seqlen_kv = 1 << 17});
+  EXPECT_TRUE(in_clusters(two_long));
+  EXPECT_EQ(two_long.splits, 32);  // four clusters each, which merge through the workspace
+  EXPECT_GT(two_long.workspace_bytes, 0);
   EXPECT_TRUE(in_clusters(plan(Sizes{.heads_kv = 32})));
   EXPECT_TRUE(in_clusters(plan(Sizes{.batch = 8})));
   EXPECT_FALSE(in_clusters(plan(Sizes{}, "a100")));
@@ -113,6 +119,67 @@ TEST(GpuPlan, FewAlikeUnitsRunInClustersOnHopper) {
   const DeviceInfo h200 = DeviceInfo::by_name("h200");
   EXPECT_TRUE(in_clusters(plan_attention_with_kvcache(cache({}), h200)));
   EXPECT_FALSE(in_clusters(plan_attention_with_kvcache(cache({.batch = 2}), h200)));  // lengths differ
+}
+
+// Enough ranges of the row tiles' keys to fill the GPU's multiprocessors.
+TEST(GpuPlan, FewQueriesBesideManyKeysAreRangesOfRowTilesOnHopper) {
+  if (!catalog::kSm90) GTEST_SKIP() << "not built";
+  const auto of = [](int64_t queries) { return plan(Sizes{.seqlen_q = queries, .seqlen_kv = 32768}); };
+  for (const auto& [queries, splits] : {std::pair{32, 13}, {64, 8}, {128, 4}, {256, 2}, {768, 2}}) {
+    const Plan ranges = of(queries);
+    EXPECT_EQ(ranges.backend, Backend::kCudaSm90) << ranges.explain();
+    EXPECT_EQ(ranges.strategy, Strategy::kSplitKv) << ranges.explain();
+    EXPECT_EQ(ranges.splits, splits) << ranges.explain();
+    EXPECT_GE(ranges.workspace_bytes, int64_t{splits} * 32 * queries * (kHeadDim + 1) * 4);
+    EXPECT_NE(ranges.explain().find("even range(s) of the keys of a row tile"), std::string::npos);
+  }
+  EXPECT_EQ(of(1).backend, Backend::kCudaMma);
+  for (const int64_t queries : {512, 1024, 4096}) EXPECT_EQ(of(queries).strategy, Strategy::kSplitQ) << queries;
+  EXPECT_EQ(plan(Sizes{.seqlen_q = 128, .seqlen_kv = 32768}, "a100").backend, Backend::kCudaMma);
+  AttentionArgs windowed = attention({.seqlen_q = 128, .seqlen_kv = 32768});
+  windowed.options.window_left = 511;  // five tiles of keys
+  EXPECT_LE(plan(windowed).splits, 5);
+  KvCacheArgs step = cache({.batch = 4, .seqlen_q = 64, .seqlen_kv = 16384});
+  const Plan cached = plan_attention_with_kvcache(step, DeviceInfo::by_name("h200"));
+  EXPECT_EQ(cached.backend, Backend::kCudaSm90);
+  EXPECT_EQ(cached.strategy, Strategy::kSplitKv);
+}
+
+TEST(GpuPlan, RangesOfRowTilesThatAreAskedFor) {
+  if (!catalog::kSm90) GTEST_SKIP() << "not built";
+  AttentionArgs args = attention({});
+  args.options.backend = Backend::kCudaSm90;
+  EXPECT_EQ(plan(args).backend, Backend::kCudaSm90);
+  args.options.strategy = Strategy::kSplitQ;
+  EXPECT_EQ(plan(args).strategy, Strategy::kSplitQ);
+  EXPECT_EQ(plan(args).workspace_bytes, 0);
+  args = attention({.seqlen_q = 4096});
+  args.options.backend = Backend::kCudaSm90, args.options.strategy = Strategy::kSplitKv;
+  EXPECT_EQ(plan(args).strategy, Strategy::kSplitKv);
+  EXPECT_EQ(plan(args).splits, 1);
+  args.options.split_size = 1000;
+  EXPECT_EQ(plan(args).split_size, 1000);
+  EXPECT_EQ(plan(args).splits, 9);
+  args.options.split_size = INT64_MAX;
+  EXPECT_EQ(plan(args).splits, 1);
+  args.options.split_size = 1;
+  args.k.shape[2] = args.v.shape[2] = int64_t{1} << 24;
+  EXPECT_NE(refusal([&] { plan(args); }).find("way out: give a larger split_size"), std::string::npos);
+  // The batch has no say in what splits of a fixed size are given to.
+  for (const int64_t queries : {1, 16, 64, 128, 512, 2048}) {
+    for (const int64_t split_size : {64, 300, 4096}) {
+      AttentionArgs one = attention({.seqlen_q = queries}), many = attention({.batch = 48, .seqlen_q = queries});
+      one.options.split_size = many.options.split_size = split_size;
+      EXPECT_EQ(plan(one).backend, plan(many).backend) << queries << " " << split_size;
+      EXPECT_EQ(plan(one).strategy, Strategy::kSplitKv);
+    }
+  }
+  AttentionArgs packed;
+  packed.q = on_gpu(DType::kFloat16, {32, 32, kHeadDim});
+  packed.k = packed.v = on_gpu(DType::kFloat16, {8192, 8, kHeadDim});
+  packed.cu_seqlens_q = packed.cu_seqlens_k = on_gpu(DType::kInt32, {2});
+  packed.options.backend = Backend::kCudaSm90, packed.options.strategy = Strategy::kSplitKv;
+  EXPECT_NE(refusal([&] { plan(packed); }).find("missing: packed sequences"), std::string::npos);
 }
 
 TEST(GpuPlan, CachesRunOnTensorCores) {
@@ -251,7 +318,8 @@ TEST(GpuPlan, RefusalsSayWhatIsMissingAndTheirWaysOutAreOnes) {
   };
   for (const char* gpu : {"t4", "a100", "l4", "h200"}) {
     const DeviceInfo device = DeviceInfo::by_name(gpu);
-    for (const Backend backend : {Backend::kAuto, Backend::kCudaNaive, Backend::kCudaMma}) {
+    for (const Backend backend : {Backend::kAuto, Backend::kCudaNaive, Backend::kCudaMma, Backend::kCudaSm90}) {
+      if (backend == Backend::kCudaSm90 && !catalog::kSm90) continue;
       for (const Strategy strategy : {Strategy::kAuto, Strategy::kSplitQ, Strategy::kSplitKv, Strategy::kSplitD}) {
         for (const int64_t split_size : {0, 256}) {
           if (split_size > 0 && strategy != Strategy::kAuto && strategy != Strategy::kSplitKv) continue;

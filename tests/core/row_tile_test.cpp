@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <climits>
 #include <random>
 #include <vector>
+
+#include "cuda/sm90/prefill/key_ranges.hpp"
+#include "cuda/sm90/prefill/layouts.hpp"
 
 namespace plait {
 namespace {
@@ -113,6 +117,93 @@ TEST(RowTile, CopiesBringTheRowsAndZeros) {
       }
     }
   }
+}
+
+// Heads of a key head as rows of one tile, position by position.
+TEST(RowTile, HeadsAreRows) {
+  std::mt19937 random(2);
+  for (const int64_t group : {2, 4, 8}) {
+    for (const int kind : {0, 1}) {
+      for (const int64_t batch : {1, 3}) {
+        const Case c = make_case(HeadMode::kPlain, 1, 37, 2 * group, batch, kind);
+        AttentionProblem p = c.problem;
+        p.batch = batch, p.heads_q = 2 * group, p.heads_kv = 2, p.seqlen_q = c.rows, p.seqlen_kv = 100;
+        p.head_dim = p.head_dim_v = 64;
+        AttentionTensors t;
+        t.q = t.k = t.v = c.tensor;
+        const auto layouts = cuda::sm90::PrefillLayouts::of(p, t, 0, static_cast<int>(group));
+        ASSERT_TRUE(layouts.complete());
+        ASSERT_EQ(layouts.group, group);
+        const int tile_rows = layouts.q->index.tile_rows, all = static_cast<int>(c.rows * group);
+        for (int begin = 0; begin < all; begin += tile_rows) {
+          const int rows = std::min(tile_rows, all - begin);
+          const auto index = static_cast<int64_t>(std::uniform_int_distribution<int>(0, 1)(random));
+          const int last = static_cast<int>(batch) - 1;
+          const auto got = copied(
+              *layouts.q, layouts.q->index.coordinates(0, rows, begin + rows, static_cast<int>(index), last, 0).at);
+          for (int row = 0; row < tile_rows; ++row) {
+            const int64_t at = begin + row;
+            const int64_t wanted =
+                row < rows ? offset_of(c, last, index * group + at % group, at / group, 0) : kNothing;
+            ASSERT_EQ(got[static_cast<size_t>(row)], wanted) << row << " of " << rows << " from " << begin;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every key of a row tile is in one range; even ranges are whole tiles and differ by one; fixed ones depend on the
+// sequence's keys alone.
+TEST(RowTile, RangesCutTheKeys) {
+  constexpr int kTileKeys = 80;
+  AttentionProblem p;
+  p.batch = 1, p.heads_q = 2, p.heads_kv = 1, p.seqlen_q = 64, p.head_dim_v = 64;
+  for (const int begin : {0, 7, 1000}) {
+    for (const int keys : {1, 79, 80, 81, 800, 12345}) {
+      for (const int fixed : {0, 1, 33, 80, 1000}) {
+        for (int count : {1, 2, 3, 7, 132}) {
+          if (fixed > 0) count = (begin + keys + fixed - 1) / fixed;
+          const auto params = cuda::sm90::range_params(p, {count, fixed}, 1, 2);
+          int64_t next = begin;
+          int least = INT_MAX, most = 0;
+          for (int range = 0; range < count; ++range) {
+            int64_t from = begin;
+            int rest = keys;
+            params.cut(range, kTileKeys, from, rest);
+            if (rest == 0) continue;
+            ASSERT_EQ(from, next) << range << " of " << count << " of " << fixed;
+            next = from + rest;
+            if (fixed > 0) {
+              ASSERT_EQ(from / fixed, range);
+              ASSERT_EQ((next - 1) / fixed, range);
+            } else {
+              ASSERT_EQ((from - begin) % kTileKeys, 0);
+              const int tiles = (rest + kTileKeys - 1) / kTileKeys;
+              least = std::min(least, tiles), most = std::max(most, tiles);
+            }
+          }
+          ASSERT_EQ(next, begin + keys) << count << " of " << fixed;
+          if (fixed == 0) {
+            ASSERT_LE(most - least, 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Where the copy engine cannot read them so, each head has row tiles of its own.
+TEST(RowTile, HeadsThatCannotBeRowsStayApart) {
+  Case c = make_case(HeadMode::kPlain, 1, 37, 8, 2, 0);
+  c.tensor.batch_stride += 8;  // no whole number of rows
+  AttentionProblem p = c.problem;
+  p.batch = 2, p.heads_q = 8, p.heads_kv = 2, p.seqlen_q = c.rows, p.seqlen_kv = 37, p.head_dim = p.head_dim_v = 64;
+  AttentionTensors t;
+  t.q = t.k = t.v = c.tensor;
+  const auto layouts = cuda::sm90::PrefillLayouts::of(p, t, 0, 4);
+  EXPECT_TRUE(layouts.complete());
+  EXPECT_EQ(layouts.group, 1);
 }
 
 TEST(RowTile, NoCopyLiesBesideTheColumns) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "catalog/sm90_tiles.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 
 namespace plait {
 namespace {
@@ -112,8 +113,42 @@ TEST(Sm90Tiles, FitAMultiprocessor) {
     EXPECT_LE(tile.tile_keys, kMostKeys) << "rows of a copy";
     EXPECT_LE(tile.rows(), kMostKeys) << "rows of a copy";
     EXPECT_EQ(tile.tile_keys % 16, 0);
-    EXPECT_EQ(catalog::sm90_prefill_tile(tile.head_dim), tile);
+    EXPECT_TRUE(tile.query_rows == tile.rows() || tile.query_rows == tile.kWarpgroupRows);
+    EXPECT_GE(tile.query_slots, tile.query_parts());
+    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile(tile.head_dim, tile.most_keys)], tile);
   }
+}
+
+// Keys per row decide in bucket 256: half of a causal sequence's, no more than a window's, in the mean of packed ones.
+TEST(Sm90Tiles, FewKeysPerRow) {
+  AttentionProblem p;
+  p.batch = 1;
+  p.head_dim = p.head_dim_v = 256;
+  const auto keys = [&](int64_t seqlen) {
+    p.seqlen_q = p.seqlen_kv = seqlen;
+    return cuda::sm90::prefill_tile(p).tile_keys;
+  };
+  EXPECT_EQ(keys(1536), 64);
+  EXPECT_EQ(keys(1537), 80);
+  EXPECT_EQ(keys(int64_t{1} << 40), 80) << "the planner refuses it later";
+  p.causal = true;
+  EXPECT_EQ(keys(3072), 64);
+  EXPECT_EQ(keys(4096), 80);
+  p.window_left = 1000;
+  EXPECT_EQ(keys(4096), 64);
+  p.causal = false;
+  EXPECT_EQ(keys(4096), 80) << "all that follow a row";
+  p.window_right = 1000;
+  EXPECT_EQ(keys(4096), 80);
+  p.window_right = 0;
+  EXPECT_EQ(keys(4096), 64);
+  p.window_left = p.window_right = -1;
+  p.packed = true;
+  p.batch = 4;
+  EXPECT_EQ(keys(4096), 64);
+  p.head_dim_v = 100;
+  p.head_dim = 64;
+  EXPECT_EQ(cuda::sm90::prefill_tile(p).head_dim, 128);
 }
 
 }  // namespace

@@ -87,6 +87,32 @@ TEST(CudaAttention, ManyRowTiles) {
   check_all(cases, &sm90());
 }
 
+// Row tiles of the heads of a key head, whose keys are dealt to blocks in ranges: even ones and, with odd seeds, of a
+// fixed size.
+TEST(CudaAttention, FewQueriesBesideManyKeys) {
+  if (!catalog::kSm90 || sm90().device().compute_capability != catalog::kHopper) GTEST_SKIP() << "no Hopper";
+  std::vector<GpuCase> cases;
+  uint64_t seed = 900;
+  for (const int64_t dim : {64, 128, 192, 256}) {
+    for (const auto& [heads_q, heads_kv] :
+         std::initializer_list<std::pair<int, int>>{{8, 2}, {6, 3}, {10, 2}, {3, 3}}) {
+      for (const int64_t queries : {1, 9, 37, 130}) {
+        const int64_t keys = 700 + 131 * (static_cast<int64_t>(seed) % 7);
+        GpuCase c = make(fmt::format("{}/{} heads of {} x {} D {}", heads_q, heads_kv, queries, keys, dim), seed,
+                         half_dtype(), sizes(2, heads_q, heads_kv, queries, keys, dim, seed % 5 == 0 ? dim - 24 : dim));
+        AttentionProblem& p = c.problem.problem;
+        p.causal = seed % 3 != 0, p.window_left = seed % 4 == 0 ? 300 : -1, p.has_sinks = seed % 2 == 0;
+        p.softcap = seed % 6 == 0 ? 20.0 : 0.0, c.problem.out_float32 = seed % 7 == 0;
+        c.layout = seed % 3 == 1 ? Layout::kBshd : Layout::kBhsd;
+        c.problem.strides = seed % 3 == 1 ? Strides::kBshd : Strides::kBhsd;
+        cases.push_back(c);
+        ++seed;
+      }
+    }
+  }
+  check_all(cases, &sm90());
+}
+
 // No kernel reads beside a tensor, also not to throw away what it read: nothing is mapped there.
 TEST(CudaAttention, TensorsAtTheEdgesOfMemory) {
   std::vector<GpuCase> cases;

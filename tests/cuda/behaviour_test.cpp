@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "catalog/catalog.hpp"
 #include "cuda/suite.hpp"
 
 namespace plait::testing {
@@ -50,14 +51,13 @@ TEST(CudaBehaviour, BitEqualRunToRun) {
 }
 
 // With a fixed split_size a sequence's bits do not depend on the batch; without one they repeat from run to run.
-TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
-  if (!tensor_cores_take(DType::kFloat16, 64, 64)) GTEST_SKIP() << "not built";
+void check_fixed_splits(const CudaTarget& target, int64_t queries) {
   for (const int64_t split_size : {0, 1, 48, 64, 1000}) {
     AttentionCase c;
-    c.problem = sizes(5, 8, 2, 3, 700, 64, 64);
+    c.problem = sizes(5, 8, 2, queries, 700, 64, 64);
     c.problem.dtype = DType::kFloat16, c.problem.causal = true, c.problem.has_sinks = true;
     Attention a(c);
-    AttentionOptions options = options_of(c, Backend::kCudaMma, Layout::kBhsd);
+    AttentionOptions options = options_of(c, target.backend(), Layout::kBhsd);
     options.strategy = Strategy::kSplitKv, options.split_size = split_size;
     const auto result = [&](AttentionArgs args, int64_t first, int64_t batch) {
       const AttentionTensors t = a.with_outputs();
@@ -66,7 +66,7 @@ TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
         view->data = static_cast<char*>(view->data) + first * view->stride[0] * dtype_bytes(view->dtype);
         view->shape[0] = batch;
       }
-      run(*mma().mirror(), args, out);
+      run(*target.mirror(), args, out);
       Shape shape = a.out_shape;
       shape[0] = batch;
       CanonicalTensor of = t.out;
@@ -82,6 +82,14 @@ TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
       expect_equal("alone", result(arguments(a, options), b, 1), {begin, begin + static_cast<std::ptrdiff_t>(one)});
     }
   }
+}
+
+TEST(CudaBehaviour, FixedSplitsDoNotDependOnTheBatch) {
+  if (!tensor_cores_take(DType::kFloat16, 64, 64)) GTEST_SKIP() << "not built";
+  check_fixed_splits(mma(), 3);
+  check_fixed_splits(automatic(), 3);
+  check_fixed_splits(automatic(), 130);
+  if (catalog::kSm90 && sm90().device().compute_capability == catalog::kHopper) check_fixed_splits(sm90(), 130);
 }
 
 // Keys that no row sees hold NaN, beside keys that rows do see. dq is not looked at: on tensor cores a NaN that stands

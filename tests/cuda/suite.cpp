@@ -276,6 +276,7 @@ void check_attention(const GpuCase& c, const CudaTarget* only) {
     try {
       if (target == &sm90()) {
         check_forward("forward", *target, options_of(c.problem, target->backend(), c.layout), c, a, *expected);
+        check_splits(*target, c, a, *expected);
         continue;
       }
       check_on(*target, c, a, *expected);

@@ -135,12 +135,21 @@ def _models() -> list[Entry]:
     return [_attention(text, priority) for text, priority in texts.items()]
 
 
+def _short_queries() -> list[Entry]:
+    """Pieces of a prompt beside a long context: ranges of keys instead of idle multiprocessors."""
+    shapes = ("S32x32768 H32/8 D128", "S256x32768 H32/8 D128", "S512x32768 H32/8 D128", "S768x32768 H32/8 D128",
+              "S128x32768 H32/8 D64", "S128x32768 H32/8 D256", "S128x4096 H32/8 D128")  # fmt: skip
+    texts = [f"B1 {shape} full" for shape in shapes]
+    return [_attention(text, 1) for text in (*texts, "B1 S128x32768 H32/8 D128 causal", "B4 S64x16384 H32/8 D128 full")]
+
+
 def _prefill() -> list[Entry]:
     floors = ("B1 S4096 H32 D128 full fp16", "B8 S2048 H32 D128 full fp16")
     return [
         *_grid((128, 64), LENGTHS, 0),
         *(_attention(text, 0, backends=_NAIVE_TOO) for text in floors),
         *_models(),
+        *_short_queries(),
         *_grid((256,), LENGTHS, 2),
         *_grid((128, 64, 256), (512, 1024), 3),
         _attention("B4 S4096 H16 D128 causal fp16", 3),

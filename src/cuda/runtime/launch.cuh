@@ -68,11 +68,11 @@ void launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, in
   check(cudaLaunchKernelEx(&config, kernel, args...), "kernel launch");
 }
 
-// A kernel of clusters of blocks.x blocks, for sm_90, that calls ptx::wait_for_grid() first of all. `large`: of more
-// blocks than every GPU with clusters has.
+// A kernel of clusters of `cluster` neighbouring blocks, for sm_90, that calls ptx::wait_for_grid() before it touches
+// what the kernel before it writes. `large`: of more blocks than every GPU with clusters has.
 template <class... Params, class... Args>
-void launch_clusters(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, bool large,
-                     cudaStream_t stream, const Args&... args) {
+void launch_clusters(void (*kernel)(Params...), dim3 blocks, unsigned cluster, int threads, int shared_bytes,
+                     bool large, cudaStream_t stream, const Args&... args) {
   allow_shared_bytes(kernel, shared_bytes);
   if (large) {
     check(
@@ -81,7 +81,7 @@ void launch_clusters(void (*kernel)(Params...), dim3 blocks, int threads, int sh
   }
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = blocks.x, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[0].val.clusterDim.x = cluster, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};

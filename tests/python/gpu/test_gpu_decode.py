@@ -17,6 +17,7 @@ CASES = {**CPU["PLAIN"], "pages of 1": {"page": 1, "capacity": 41}, "pages of 3"
          "pages of 64": {"page": 64, "capacity": 700, "lengths": (640, 1, 300), "Sq": 1, "Sn": 1},
          "many heads of a group": {"Hq": 24, "Hk": 1, "causal": True, "Sq": 3, "Sn": 3}}  # fmt: skip
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+HOPPER = pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="cuda_sm90 is for Hopper")
 
 
 @HALF
@@ -53,7 +54,38 @@ def test_prompts_over_ranges_of_keys(D, dtype):
                           sinks=True, dtype=dtype, backend="cuda_mma", strategy="split_kv"))  # fmt: skip
 
 
-@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="cuda_sm90 is for Hopper")
+@HOPPER
+@HALF
+@pytest.mark.parametrize("split_size", [None, 100])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("Hq, D", [(4, 128), (2, 64), (10, 256)])
+def test_pieces_of_prompts_over_ranges_of_row_tiles(Hq, D, layout, split_size, dtype):
+    named = {"backend": "cuda_sm90", "strategy": "split_kv", "split_size": split_size, "layout": layout}
+    for lengths, options in (((600, 3, 250), {"causal": True, "sinks": True}), ((0, 700, 41), {"window": (150, 3)})):
+        CPU["check"](make(D=D, Dv=D - 8, Hq=Hq, Hk=2, lengths=lengths, capacity=800, Sq=37, Sn=37, dtype=dtype,
+                          **named, **options))  # fmt: skip
+
+
+@HOPPER
+@HALF
+def test_few_queries_beside_many_keys_fill_hopper(dtype):
+    q, k, v = (torch.randn(1, H, S, 128).to(dtype) for H, S in ((32, 100), (8, 5000), (8, 5000)))
+    for options in ({"causal": True}, {"window": (900, 5), "softcap": 20.0}, {"sinks": torch.randn(32)}):
+        text = plait.explain(q, k, v, **options)
+        assert "backend    cuda_sm90" in text and "strategy   split_kv" in text and "splits" in text
+        out, lse = plait.flash_attention(q, k, v, **options, return_lse=True)
+        again = plait.flash_attention(q, k, v, **options)
+        assert torch.equal(out, again)
+        exact, exact_lse = plait.flash_attention(q, k, v, **options, return_lse=True, backend="cuda_naive")
+        torch.testing.assert_close(out, exact, rtol=4 * torch.finfo(dtype).eps, atol=2e-3)
+        torch.testing.assert_close(lse, exact_lse, rtol=1e-4, atol=1e-4)
+    # Rows that the copy engine cannot read go to decode, with the same plan.
+    odd = torch.nn.functional.pad(q, (1, 0))[..., 1:]
+    out = plait.flash_attention(odd, k, v, causal=True)
+    torch.testing.assert_close(out, plait.flash_attention(q, k, v, causal=True), rtol=1e-2, atol=4e-3)
+
+
+@HOPPER
 def test_what_hoppers_copy_engine_cannot_read_is_refused_by_name_before_anything_runs():
     q, k, v = (torch.randn(1, 2, 300, 65).bfloat16()[..., 1:] for _ in "qkv")  # rows not 16-byte aligned
     aligned = torch.randn(1, 2, 300, 64).bfloat16()
@@ -74,6 +106,23 @@ def test_what_hoppers_copy_engine_cannot_read_is_refused_by_name_before_anything
 
 
 @HALF
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize(
+    "Hq, Hk, Sk", [(32, 8, 1000), (32, 8, 9000), (28, 4, 5000), (9, 3, 5000), (16, 2, 20000), (16, 1, 40000)]
+)
+def test_few_heads_share_their_keys_over_one_or_several_clusters(Hq, Hk, Sk, D, dtype):
+    q = torch.randn(1, Hq, 1, D).to(dtype)
+    k, v = (torch.randn(1, Hk, Sk, D).to(dtype) for _ in "kv")
+    wide_k, wide_v = (x.double().repeat_interleave(Hq // Hk, 1) for x in (k, v))
+    expected = torch.softmax(q.double() @ wide_k.transpose(2, 3) / math.sqrt(D), -1) @ wide_v
+    out = plait.flash_attention(q, k, v)
+    bar = 4e-3 if dtype == torch.bfloat16 else 6e-4
+    assert (out.double() - expected).norm() < bar * expected.norm()
+    for _ in range(3):
+        assert torch.equal(out, plait.flash_attention(q, k, v))
+
+
+@HALF
 def test_auto_takes_tensor_cores_for_caches(dtype):
     call = make(D=64, Dv=64, dtype=dtype, causal=True, Sn=0)
     assert torch.equal(call.run(), call.run(backend="cuda_mma", strategy="split_kv"))
@@ -84,10 +133,11 @@ def test_a_sequence_does_not_depend_on_its_batch(dtype):
     CPU["check_alone_and_together"](
         make(D=64, Dv=64, lengths=(300, 5, 170), capacity=310, Sq=1, Sn=0, causal=True, dtype=dtype)
     )
-    q, k, v = (torch.randn(3, H, S, 128).to(dtype) for H, S in ((8, 2), (2, 500), (2, 500)))
-    together = plait.flash_attention(q, k, v, split_size=64)
-    alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
-    assert torch.equal(together, torch.cat(alone))
+    for Sq in (2, 130):
+        q, k, v = (torch.randn(3, H, S, 128).to(dtype) for H, S in ((8, Sq), (2, 500), (2, 500)))
+        together = plait.flash_attention(q, k, v, split_size=64)
+        alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
+        assert torch.equal(together, torch.cat(alone))
 
 
 @HALF

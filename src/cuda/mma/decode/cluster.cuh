@@ -22,7 +22,7 @@ struct ClusterMerge {
 
   // By one thread, first of all: the barrier of what will be sent. Then cluster_arrive().
   __device__ __forceinline__ void expect() const {
-    const int left = p.rows * kColumnGroups - (static_cast<int>(blockIdx.x) << p.slice_log2);
+    const int left = p.rows * kColumnGroups - (rank() << p.slice_log2);
     const int items = max(0, min(slice(), left));
     const int bytes = (items * static_cast<int>(sizeof(float4)) + p.rows * static_cast<int>(sizeof(float2)))
                       << p.cluster_log2;
@@ -41,12 +41,14 @@ struct ClusterMerge {
     __syncthreads();
     send(combine);
     ptx::mbarrier_wait_cluster(barrier(), 0);
-    finish();
+    finish(combine);
   }
 
  private:
   static_assert(kTile.row_blocks == 1);
   __device__ __forceinline__ int blocks() const { return 1 << p.cluster_log2; }
+  __device__ __forceinline__ int rank() const { return blockIdx.x & (blocks() - 1); }
+  __device__ __forceinline__ unsigned unit() const { return blockIdx.z * p.units + (blockIdx.y >> p.spread); }
   __device__ __forceinline__ int slice() const { return 1 << p.slice_log2; }
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&storage.received); }
   __device__ __forceinline__ char* received() const { return reinterpret_cast<char*>(&storage + 1); }
@@ -57,51 +59,83 @@ struct ClusterMerge {
     return out_offset(slice(), 0) + ((row << p.cluster_log2) + block) * static_cast<int>(sizeof(float2));
   }
 
+  // Partial results in the workspace are [unit][cluster][item].
+  __device__ __forceinline__ int64_t kept(int cluster, unsigned i) const {
+    const int slot = (unit() << (p.unit_log2 - p.cluster_log2)) + cluster;
+    return static_cast<int64_t>(slot) * p.rows * kColumnGroups + i;
+  }
+
   __device__ __forceinline__ void send(const Combine<T, kTile>& combine) const {
-    const int rank = blockIdx.x;
     const uint32_t to = ptx::shared_address(received());
 #pragma unroll 1
     for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.rows) * kColumnGroups; i += kTile.threads()) {
       const int row = i / kColumnGroups, group = i % kColumnGroups, owner = i >> p.slice_log2;
       const MergedRow merged = combine.merge_warps(row, group * kVector);
-      ptx::send_cluster(ptx::cluster_address(to + out_offset(i & (slice() - 1), rank), owner), merged.out,
+      ptx::send_cluster(ptx::cluster_address(to + out_offset(i & (slice() - 1), rank()), owner), merged.out,
                         ptx::cluster_address(barrier(), owner));
 #pragma unroll 1
       for (int block = group; block < blocks(); block += kColumnGroups) {
-        ptx::send_cluster(ptx::cluster_address(to + stats_offset(row, rank), block),
+        ptx::send_cluster(ptx::cluster_address(to + stats_offset(row, rank()), block),
                           make_float2(merged.reference, merged.sum), ptx::cluster_address(barrier(), block));
       }
     }
   }
 
-  // Neighbouring lanes hold the parts of one item.
-  __device__ __forceinline__ void finish() const {
-    const int block = threadIdx.x & (blocks() - 1);
+  // Neighbouring lanes hold the parts of one item: first those of the cluster's blocks; where the unit has several
+  // clusters then, in the last one's block that owns the slice, those of the clusters. Code that is there once, with
+  // the way of one cluster in a line: it runs once, cold.
+  __device__ __forceinline__ void finish(const Combine<T, kTile>& combine) const {
+    const bool one_cluster = p.unit_log2 == p.cluster_log2;
+    bool from_blocks = true;
 #pragma unroll 1
-    for (int first = 0; first < slice(); first += kTile.threads() >> p.cluster_log2) {
-      const unsigned item = first + (threadIdx.x >> p.cluster_log2), i = (blockIdx.x << p.slice_log2) + item;
-      const int row = i / kColumnGroups, column = i % kColumnGroups * kVector;
-      const bool inside = item < slice() && row < p.rows && column < p.out.dim;
-      MergedRow merged;
-      if (inside) {
-        const float2 stats = *reinterpret_cast<const float2*>(received() + stats_offset(row, block));
-        merged = {stats.x, stats.y, *reinterpret_cast<const float4*>(received() + out_offset(item, block))};
+    while (true) {
+      const int parts_log2 = from_blocks ? p.cluster_log2 : p.unit_log2 - p.cluster_log2;
+      const int part = threadIdx.x & ((1 << parts_log2) - 1);
+      const bool whole = one_cluster || !from_blocks;
+#pragma unroll 1
+      for (int first = 0; first < slice(); first += kTile.threads() >> parts_log2) {
+        const unsigned item = first + (threadIdx.x >> parts_log2), i = (rank() << p.slice_log2) + item;
+        const int row = i / kColumnGroups, column = i % kColumnGroups * kVector;
+        const bool inside = item < slice() && row < p.rows && column < p.out.dim;
+        MergedRow merged;
+        if (inside) {
+          if (from_blocks) [[likely]] {
+            const float2 stats = *reinterpret_cast<const float2*>(received() + stats_offset(row, part));
+            merged = {stats.x, stats.y, *reinterpret_cast<const float4*>(received() + out_offset(item, part))};
+          } else {
+            const int64_t at = kept(part, i);
+            const float2 stats = __ldcg(p.partial_stats + at);
+            merged = {stats.x, stats.y, __ldcg(reinterpret_cast<const float4*>(p.partial_out) + at)};
+          }
+        }
+        merge_lanes(merged, parts_log2);
+        if (!inside || part != 0) continue;
+        if (whole) [[likely]] {
+          write_row<T>(p, storage.places[row], column, merged);
+        } else {
+          const int64_t at = kept(blockIdx.x >> p.cluster_log2, i);
+          reinterpret_cast<float4*>(p.partial_out)[at] = merged.out;
+          p.partial_stats[at] = make_float2(merged.reference, merged.sum);
+        }
       }
-      merge_lanes(merged);
-      if (inside && block == 0) write_row<T>(p, storage.places[row], column, merged);
+      if (whole) [[likely]]
+        return;
+      ptx::wait_for_grid();  // the counters are zero
+      if (!combine.is_last((unit() << p.cluster_log2) + rank(), 1 << (p.unit_log2 - p.cluster_log2))) return;
+      from_blocks = false;
     }
   }
 
   // The same bits in all lanes.
-  __device__ __forceinline__ void merge_lanes(MergedRow& row) const {
+  __device__ __forceinline__ static void merge_lanes(MergedRow& row, int parts_log2) {
     float highest = row.reference;
 #pragma unroll 1
-    for (int distance = blocks() >> 1; distance > 0; distance >>= 1) {
+    for (int distance = 1 << parts_log2 >> 1; distance > 0; distance >>= 1) {
       highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, distance));
     }
     row.raise(highest);
 #pragma unroll 1
-    for (int distance = blocks() >> 1; distance > 0; distance >>= 1) {
+    for (int distance = 1 << parts_log2 >> 1; distance > 0; distance >>= 1) {
       row.sum += __shfl_xor_sync(kAllLanes, row.sum, distance);
       row.out.x += __shfl_xor_sync(kAllLanes, row.out.x, distance);
       row.out.y += __shfl_xor_sync(kAllLanes, row.out.y, distance);
@@ -111,21 +145,23 @@ struct ClusterMerge {
   }
 };
 
-// Grid: blocks of a cluster, key heads, sequences. It waits for the kernel before it by itself.
-template <class T, int kHeadDim, bool kDeep, DecodeAccess kAccess>
-__global__ void __launch_bounds__(catalog::cluster_tile(kHeadDim, kDeep).threads(),
-                                  catalog::cluster_tile(kHeadDim, kDeep).most_blocks_per_multiprocessor)
+// Grid: blocks of a unit, key heads, sequences. It waits for the kernel before it by itself; where a unit has several
+// clusters, that one zeroes their counters.
+template <class T, int kHeadDim, catalog::ClusterBlock kBlock, DecodeAccess kAccess>
+__global__ void __launch_bounds__(catalog::cluster_tile(kHeadDim, kBlock).threads(),
+                                  catalog::cluster_tile(kHeadDim, kBlock).most_blocks_per_multiprocessor)
     decode_cluster_kernel(const __grid_constant__ DecodeParams params) {
   if constexpr (ptx::kCapability >= 90) {
-    constexpr catalog::DecodeTile kTile = catalog::cluster_tile(kHeadDim, kDeep);
+    constexpr catalog::DecodeTile kTile = catalog::cluster_tile(kHeadDim, kBlock);
     using Storage = DecodeStorage<T, kTile>;
     using Loop = DecodeMainloop<T, kTile, kAccess>;
     extern __shared__ __align__(128) char shared[];
     auto& storage = *reinterpret_cast<Storage*>(shared);
     const ClusterMerge<T, kTile> merge{params, storage};
     if (threadIdx.x == 0) merge.expect();
+    if ((blockIdx.y & params.spread) != 0) return;
     ptx::cluster_arrive();
-    ptx::wait_for_grid();
+    if (params.unit_log2 == params.cluster_log2 || params.ragged) ptx::wait_for_grid();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     typename Loop::Output out;
     SoftmaxRows<Loop::kRows> rows;

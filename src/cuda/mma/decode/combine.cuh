@@ -96,22 +96,28 @@ struct Combine {
     }
   }
 
-  // Behind finish(): the last block of a split unit to come here merges all its partial results. The counter is zero at
-  // the launch. Called by the whole block.
+  // Behind finish(): the last block of a split unit to come here merges all its partial results. Called by the whole
+  // block.
   __device__ __forceinline__ void arrive(const DecodeSegment& s, const DecodePart& part) const {
-    if (part.parts == 1) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) storage.last = atomicAdd(p.arrivals + part.arrival, 1) == part.parts - 1;
-    __syncthreads();
-    if (storage.last == 0) return;
-    __threadfence();
+    if (part.parts == 1 || !is_last(part.arrival, part.parts)) return;
     const int column_groups = p.out.dim / kVector;
 #pragma unroll 1
     for (int i = threadIdx.x; i < s.rows * column_groups; i += kTile.threads()) {
       const int row = i / column_groups, column = (i - row * column_groups) * kVector;
       write_row<T>(p, storage.places[row], column, merge_parts(part, row, column));
     }
+  }
+
+  // Whether the block is the last of `parts` that count at `arrival`, which is zero at the launch: it then sees what
+  // the others wrote. Called by the whole block.
+  __device__ __forceinline__ bool is_last(int arrival, int parts) const {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) storage.last = atomicAdd(p.arrivals + arrival, 1) == parts - 1;
+    __syncthreads();
+    if (storage.last == 0) return false;
+    __threadfence();
+    return true;
   }
 
   // The parts of finish(): a row's sum from the threads that share it; a row block of the warp's accumulators to shared

@@ -51,7 +51,8 @@ inline DecodeParams decode_params(const DecodeLayout& layout, const AttentionPro
   params.mask_rows = static_cast<int>(p.seqlen_q * p.rows_per_position());
   params.key_capacity = static_cast<int>(layout.keys);
   params.split_keys = static_cast<int>(layout.split_keys), params.splits = static_cast<int>(layout.splits);
-  params.cluster_log2 = layout.cluster_log2, params.slice_log2 = layout.slice_log2;
+  params.unit_log2 = layout.clusters.unit_log2(), params.cluster_log2 = layout.clusters.blocks_log2;
+  params.slice_log2 = layout.slice_log2, params.spread = layout.clusters.spread ? 1 : 0;
   params.window_left = p.window_left, params.window_right = p.window_right;
   params.token_group =
       p.mode == HeadMode::kInterleaved && p.mask == PseudoMask::kToken ? static_cast<int>(p.pseudo_heads) : 1;
@@ -97,16 +98,26 @@ template <class T, int kHeadDim>
 void launch_decode_clusters(const DecodeLayout& layout, const DecodeParams& params, cudaStream_t stream) {
   constexpr DecodeAccess kRows = DecodeAccess::kRows, kAny = DecodeAccess::kAny;
   const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
-  const dim3 grid(1U << layout.cluster_log2, static_cast<unsigned>(params.units), static_cast<unsigned>(params.batch));
-  const auto go = [&]<bool kDeep>() {
-    static_assert(sizeof(DecodeStorage<T, catalog::cluster_tile(kHeadDim, kDeep)>) <=
-                  catalog::cluster_tile(kHeadDim, kDeep).smem_bytes());
+  const auto units = static_cast<unsigned>(params.units);
+  const dim3 grid(1U << layout.clusters.unit_log2(), layout.clusters.spread ? 2 * units - 1 : units,
+                  static_cast<unsigned>(params.batch));
+  const unsigned cluster = 1U << layout.clusters.blocks_log2;
+  const auto go = [&]<catalog::ClusterBlock kBlock>() {
+    static_assert(sizeof(DecodeStorage<T, catalog::cluster_tile(kHeadDim, kBlock)>) <=
+                  catalog::cluster_tile(kHeadDim, kBlock).smem_bytes());
     launch_clusters(
-        rows ? decode_cluster_kernel<T, kHeadDim, kDeep, kRows> : decode_cluster_kernel<T, kHeadDim, kDeep, kAny>, grid,
-        layout.tile.threads(), static_cast<int>(layout.cluster_smem_bytes()), grid.x > kPortableCluster, stream,
-        params);
+        rows ? decode_cluster_kernel<T, kHeadDim, kBlock, kRows> : decode_cluster_kernel<T, kHeadDim, kBlock, kAny>,
+        grid, cluster, layout.tile.threads(), static_cast<int>(layout.cluster_smem_bytes),
+        layout.clusters.blocks_log2 > kPortableClusterLog2, stream, params);
   };
-  layout.deep ? go.template operator()<true>() : go.template operator()<false>();
+  switch (layout.clusters.block) {
+    case catalog::ClusterBlock::kShared:
+      return go.template operator()<catalog::ClusterBlock::kShared>();
+    case catalog::ClusterBlock::kLong:
+      return go.template operator()<catalog::ClusterBlock::kLong>();
+    case catalog::ClusterBlock::kWide:
+      return go.template operator()<catalog::ClusterBlock::kWide>();
+  }
 }
 
 template <class T, int kHeadDim>
@@ -114,7 +125,7 @@ void launch_decode(const DecodeLayout& layout, const AttentionProblem& p, const 
                    void* workspace, int compute_capability, Stream stream) {
   if (layout.rows == 0 || p.batch == 0) return;
   const DecodeParams params = decode_params(layout, p, t, cache_rows, workspace);
-  if (layout.cluster_log2 > 0) {
+  if (layout.clusters.any()) {
     launch_decode_clusters<T, kHeadDim>(layout, params, stream);
     return;
   }

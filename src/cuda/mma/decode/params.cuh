@@ -64,7 +64,9 @@ struct DecodeParams {
   int rows, tile_rows;                 // softmax rows of a key head and of a unit
   int mask_rows, key_capacity;         // softmax rows of a head, keys of a sequence at most
   int split_keys, splits;              // keys of a fixed split, splits of a sequence at most; 0: even shares
-  int cluster_log2, slice_log2;        // blocks of a unit; items of its result (ClusterMerge) that one finishes
+  int unit_log2, cluster_log2;         // clusters: blocks of a unit, and of each of its clusters
+  int slice_log2;                      // items of a cluster's result (ClusterMerge) that a block of it finishes
+  int spread;                          // 1: every second cluster is of no unit
   Shares shares;
   SequenceKeys keys;
   int passes;                     // joint

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "catalog/mma_tiles.hpp"
 #include "cuda/mma/decode/workspace.hpp"
@@ -14,39 +15,45 @@
 namespace plait::cuda::mma {
 namespace {
 
-// Clocks of one multiprocessor, from measurements on an H200: what decode costs besides the reading of keys and values.
-// A prefill block takes so long per row, key and column when alone on the multiprocessor, and twice that beside a
-// second block; cuda_sm90 is so much faster.
-constexpr double kDecodeStart = 12000, kClusterStart = 5000;
-constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000, kSm90Speed = 2.2;
+// Clocks of one multiprocessor, from measurements on an H200: what decode costs besides the reading of keys and values,
+// kDecodeRest more with more than 16 rows and few keys, which counts only beside cuda_sm90. A prefill block takes so
+// long per row, key and column when alone on the multiprocessor, and twice that beside a second block.
+constexpr double kDecodeStart = 12000, kClusterStart = 5000, kDecodeRest = 10500;
+constexpr double kPrefillClocks = 0.24 / 128, kPrefillStart = 4000;
 
 constexpr const char* kDecodeLimits =
     "rows and keys of a sequence up to 2^28, steps of keys over all heads and sequences up to 2^31";
 
-// All keys and values once, by all multiprocessors.
-double read_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
-  const double bytes = static_cast<double>(p.batch * p.heads_kv * layout.keys * p.joint_passes()) *
-                       static_cast<double>(p.head_dim + p.head_dim_v) * 2;
+// Keys that some row of a sequence sees.
+double seen_keys(const AttentionProblem& p) {
+  const RowMask mask = RowMask::of(p, p.seqlen_q, p.seqlen_kv);
+  const Interval seen = mask.rows(0, mask.row_count());
+  return static_cast<double>((seen.hi - seen.lo) * p.joint_passes());
+}
+
+// All of them once, by all multiprocessors.
+double read_clocks(const AttentionProblem& p, const DeviceInfo& device) {
+  const double bytes =
+      static_cast<double>(p.batch * p.heads_kv) * seen_keys(p) * static_cast<double>(p.head_dim + p.head_dim_v) * 2;
   return bytes / kBytesPerClock / device.multiprocessors;
 }
 
 double decode_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout) {
-  return (layout.cluster_log2 > 0 ? kClusterStart : kDecodeStart) +
-         static_cast<double>(layout.row_tiles) * read_clocks(p, device, layout);
+  return (layout.clusters.any() ? kClusterStart : kDecodeStart) +
+         static_cast<double>(layout.row_tiles) * read_clocks(p, device);
 }
 
-// `speed`: of its products, beside cuda_mma's. Its last round of blocks reads no faster than the others.
-double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device, const DecodeLayout& layout, double speed) {
+// Its last round of blocks reads no faster than the others.
+double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
   const catalog::PrefillTile& tile =
       catalog::prefill_tile(catalog::head_dim_bucket(std::max(p.head_dim, p.head_dim_v)), device.smem_per_block_bytes);
   const int64_t blocks = p.batch * p.heads_q * ceil_div(p.seqlen_q * p.rows_per_position(), tile.rows());
   const int64_t at_once = int64_t{device.multiprocessors} * tile.blocks_per_multiprocessor;
-  const double keys = static_cast<double>(p.seqlen_kv * p.rows_per_position() * p.joint_passes());
-  const double block = keys * tile.head_dim * tile.rows() * kPrefillClocks;
+  const double block = seen_keys(p) * tile.head_dim * tile.rows() * kPrefillClocks;
   const double rounds = static_cast<double>(ceil_div(blocks, at_once)) * tile.blocks_per_multiprocessor;
   const double products = kPrefillStart + block * (blocks <= device.multiprocessors ? 1.0 : rounds);
   const double filled = static_cast<double>(ceil_div(blocks, at_once) * at_once) / static_cast<double>(blocks);
-  return std::max(products / speed, kPrefillStart / speed + filled * read_clocks(p, device, layout));
+  return std::max(products, kPrefillStart + filled * read_clocks(p, device));
 }
 
 }  // namespace
@@ -56,11 +63,27 @@ void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Pla
   const DecodeLayout layout(problem, device);
   if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return;
   const double decode = decode_clocks(problem, device, layout);
-  const double speed = plan.backend == Backend::kCudaSm90 ? kSm90Speed : 1.0;
-  const double prefill = prefill_clocks(problem, device, layout, speed);
+  const double prefill = prefill_clocks(problem, device);
   plan.strategy = decode < prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
   plan.reasons.push_back(fmt::format("{}: about {:.0f} thousand clocks over key ranges, {:.0f} over query tiles",
                                      strategy_name(plan.strategy), decode / 1000, prefill / 1000));
+}
+
+double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device) {
+  const DecodeLayout layout(problem, device);
+  if (!layout.in_limits(problem)) return std::numeric_limits<double>::infinity();
+  const double clocks = decode_clocks(problem, device, layout);
+  if (layout.clusters.any()) return clocks;
+  // One block merges a unit's parts.
+  const bool many = layout.row_tiles > 1 || layout.choice.size > 0;
+  return clocks + (many ? kDecodeRest : 0) +
+         kPartRowClocks * static_cast<double>(layout.splits * layout.tile_rows * problem.head_dim_v) / 128;
+}
+
+double split_clocks(const AttentionProblem& p, const DeviceInfo& device, int64_t keys) {
+  const DecodeLayout layout(p, device);
+  const int64_t bytes = layout.units * keys * p.joint_passes() * (p.head_dim + p.head_dim_v) * 2;
+  return static_cast<double>(bytes) / kBytesPerClock;
 }
 
 void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
@@ -86,8 +109,9 @@ void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan
                   layout.tile.blocks_per_multiprocessor(device.smem_per_block_bytes)));
   plan.reasons.push_back(
       layout.split_keys > 0 ? fmt::format("{} keys per split: asked for", layout.split_keys)
-      : layout.cluster_log2 > 0
-          ? fmt::format("clusters of {} blocks share a key head's keys, and merge in shared memory", layout.splits)
+      : layout.clusters.any()
+          ? fmt::format("a key head's keys are shared by {} cluster(s), of {} blocks that merge in shared memory",
+                        1 << layout.clusters.clusters_log2, 1 << layout.clusters.blocks_log2)
           : std::string("each block takes an even share of all keys, whatever their lengths"));
 }
 

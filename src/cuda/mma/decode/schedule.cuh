@@ -48,14 +48,15 @@ struct DecodeSchedule {
     return p.ragged ? find_ragged(step) : find_alike(step);
   }
 
-  // Clusters of blocks: an even share of the keys of unit blockIdx.y of sequence blockIdx.z, with one row tile.
+  // Clusters: block blockIdx.x of a unit with one row tile, of sequence blockIdx.z, has an even share of its keys.
   __device__ __forceinline__ DecodeSegment cluster_share() const {
     const int batch = blockIdx.z;
     const int2 sequence = p.ragged ? cached_sequence(batch) : make_int2(p.key_capacity, batch);
     const SequenceKeys keys = p.ragged ? p.keys_of(sequence.x, step_keys) : p.keys;
-    const int begin = blockIdx.x * keys.steps >> p.cluster_log2, end = (blockIdx.x + 1) * keys.steps >> p.cluster_log2;
+    const int begin = blockIdx.x * keys.steps >> p.unit_log2, end = (blockIdx.x + 1) * keys.steps >> p.unit_log2;
     const int key_begin = keys.lo + begin * step_keys, key_end = min(keys.lo + end * step_keys, keys.hi);
-    return {batch, sequence.y, sequence.x, static_cast<int>(blockIdx.y), 0, p.rows, key_begin, max(key_begin, key_end)};
+    return {batch, sequence.y, sequence.x, static_cast<int>(blockIdx.y >> p.spread),
+            0,     p.rows,     key_begin,  max(key_begin, key_end)};
   }
 
   // Even shares: steps [begin, end) of the unit at `at`.

@@ -24,24 +24,21 @@ inline constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // tile takes twice the average.
 inline constexpr int64_t kSectionBlocks = 1056;
 
-// section_bytes, section_blocks: at least one of them in a section. Where section_bytes is not 0, packed problems have
-// one section, the only way measured there.
-inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0,
-                                  int64_t section_bytes = kSectionBytes, int64_t section_blocks = kSectionBlocks) {
-  const int64_t tiles = p.packed ? tiles_bound(p, tile_rows, false) : tiles_bound(p, tile_rows, false) / p.batch;
-  const int64_t units = (p.packed ? 1 : p.batch) * p.heads_kv, group = p.heads_q / p.heads_kv;
-  const int64_t unit_bytes =
-      p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
-  // The host does not know the lengths of packed sequences, but their mean.
-  const int64_t sequence_tiles = p.packed ? tiles / std::max(p.batch, int64_t{1}) : tiles;
-  const int64_t wanted = p.packed && section_bytes > 0
-                             ? std::max(int64_t{1}, units)
-                             : std::max({int64_t{1}, section_bytes / std::max(unit_bytes, int64_t{1}),
-                                         section_blocks / std::max(sequence_tiles * group, int64_t{1})});
-  const int64_t sections = std::max(int64_t{1}, units / wanted);
-  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
-  const int64_t last_section = units == 0 ? 0 : (units - 1) / per_section;
-  const int64_t in_last = units - last_section * per_section;
+// Keys and values of a unit.
+inline int64_t unit_bytes(const AttentionProblem& p) {
+  return p.seqlen_kv * (p.mode == HeadMode::kPlain ? 1 : p.pseudo_heads) * (p.head_dim + p.head_dim_v) * 2;
+}
+
+// Row tiles of a sequence, or, packed, of all.
+inline int64_t order_tiles(const AttentionProblem& p, int64_t tile_rows) {
+  return tiles_bound(p, tile_rows, false) / (p.packed ? 1 : p.batch);
+}
+
+// per_section units in each section but the last, of number last_section, which has the others.
+inline PrefillOrder order_of_sections(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows,
+                                      int64_t per_section, int64_t last_section) {
+  const int64_t tiles = order_tiles(p, tile_rows), group = p.heads_q / p.heads_kv;
+  const int64_t units = (p.packed ? 1 : p.batch) * p.heads_kv, in_last = units - last_section * per_section;
   return {static_cast<int>(group),
           static_cast<int>(per_section),
           static_cast<int>(in_last),
@@ -53,6 +50,23 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, 
           Divisor::of(in_last * group),
           Divisor::of(group),
           Divisor::of(p.heads_kv)};
+}
+
+// section_bytes, section_blocks: at least one of them in a section. Where section_bytes is not 0, packed problems have
+// one section, the only way measured there.
+inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows = 0,
+                                  int64_t section_bytes = kSectionBytes, int64_t section_blocks = kSectionBlocks) {
+  const int64_t tiles = order_tiles(p, tile_rows);
+  const int64_t units = (p.packed ? 1 : p.batch) * p.heads_kv, group = p.heads_q / p.heads_kv;
+  // The host does not know the lengths of packed sequences, but their mean.
+  const int64_t sequence_tiles = p.packed ? tiles / std::max(p.batch, int64_t{1}) : tiles;
+  const int64_t wanted = p.packed && section_bytes > 0
+                             ? std::max(int64_t{1}, units)
+                             : std::max({int64_t{1}, section_bytes / std::max(unit_bytes(p), int64_t{1}),
+                                         section_blocks / std::max(sequence_tiles * group, int64_t{1})});
+  const int64_t sections = std::max(int64_t{1}, units / wanted);
+  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
+  return order_of_sections(p, tile_rows, cache_rows, per_section, units == 0 ? 0 : (units - 1) / per_section);
 }
 
 // A row tile of one head. Kept in shared memory: only the key loop is short of registers.
@@ -69,9 +83,10 @@ struct PrefillWork {
 __device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
                                         unsigned block, int tile_rows) {
   const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
-  const unsigned group = order.group, section = order.by_section_blocks.divide(block);
+  const unsigned group = order.group, last_section = order.last_section;
+  const unsigned section = min(order.by_section_blocks.divide(block), last_section);  // that one may be longer
   const unsigned in_section = block - section * (per_section * group * order.tiles);
-  const bool last = static_cast<int>(section) == order.last_section;
+  const bool last = section == last_section;
   const unsigned heads_at_once = (last ? order.units_in_last : per_section) * group;
   const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
   const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);

@@ -19,13 +19,6 @@ template <class T, int kOutDim>
 void launch_split_d_forward(const AttentionProblem& problem, const AttentionTensors& tensors, const KeyRanges& ranges,
                             int64_t smem_limit_bytes, int64_t cache_rows, cudaStream_t stream);
 
-// The tensors of layout.problem: O and LSE of the ranges in the workspace, of layout.workspace_bytes().
-AttentionTensors range_tensors(const KeyRangeLayout& layout, const AttentionProblem& problem,
-                               const AttentionTensors& tensors, void* workspace);
-// Behind the kernel over the ranges: O and LSE of the problem, with its sinks.
-void merge_ranges(const KeyRangeLayout& layout, const AttentionProblem& problem, const AttentionTensors& tensors,
-                  const void* workspace, cudaStream_t stream);
-
 // dq, dk and dv (dsinks is made elsewhere, from delta), bit-equal from run to run. kHeadDim: the bucket of
 // max(head_dim, head_dim_v). fp32 dout is rounded to T. `workspace`: split_d_backward_workspace_bytes(), 64-byte
 // aligned, any contents; delta is at its beginning.

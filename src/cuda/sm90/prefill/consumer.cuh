@@ -20,9 +20,9 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   using Output = typename Products::Output;
   using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
-  static constexpr int kHeadDim = kTile.head_dim;
-  static constexpr int kWarpRows = 16;
-  static constexpr bool kStaged = kTile.query_slots > 1;  // else the queries of the next row tile have to come before
+  static constexpr int kHeadDim = kTile.head_dim, kWarpRows = 16;
+  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead(), kBySums = kTile.by_sums;
+  static_assert(!kBySums || kStaged);  // then queries are there as long as scores may be computed once more
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct State {
@@ -42,6 +42,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     State s;
+    s.at.query.advance(warpgroup % kTile.query_parts());
     int skipped;
     if (!find_rows(s.at, s.keys, skipped)) return;
     skip(s.at.key, skipped);
@@ -60,7 +61,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   }
 
  private:
-  using Reader::find_rows, Reader::release, Reader::skip, Reader::skip_keys, Reader::skip_values, Reader::uniform;
+  using Reader::find_rows, Reader::release, Reader::skip, Reader::uniform;
   using Reader::wait_keys, Reader::wait_queries, Reader::wait_values, Reader::warp;
 
   // From one tile of keys to the next one of the same row tile.
@@ -75,45 +76,62 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
     ptx::wgmma_wait<1>();
     ptx::hold(s.scores[0]);
-    const bool known = s.settled && s.keys.first >= s.keys.whole_from && s.keys.first + kKeys <= s.keys.whole_to;
+    if (!kBySums) release_scored(s);
+    const bool known = s.keys.first >= s.keys.whole_from && s.keys.first + kKeys <= s.keys.whole_to;
     bool raised = false;
-    float sum[2] = {0.0f, 0.0f};
-    if (!known) [[unlikely]]
-      raised = prepare(s, s.scores);
+    float of_tile[2] = {0.0f, 0.0f};
+    auto& sum = kBySums ? of_tile : s.rows.sum;
+    if (kBySums ? !known || !s.settled : !known) [[unlikely]]
+      mask(s, s.scores);
+    const bool by_maxima = !kBySums || !known || !s.settled;
+    if (by_maxima) raised = raise(s, s.scores);
     exponentiate<0, kEarly>(s.scores, params.score.to_log2, s.rows, sum);
     look(s);
     // Never: it keeps the compiler from moving exponentials behind the next wait.
-    if (params.works == 0) wait_values(values);
+    if (kBySums ? params.works == 0 : raised) wait_values(values);
     ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
     ptx::hold(s.out[0]);
+    if (!kBySums && raised) [[unlikely]]
+      Rows::rescale(s.out, s.factor);
     release(storage.values.empty[values.slot]);
     exponentiate<kEarly, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
-    const bool fits = !known || (sum[0] <= kMostSum && sum[1] <= kMostSum);
-    const bool done = __all_sync(kAllLanes, fits && !raised);
-    Products::pack_weights(s.weights, s.scores);  // while they vote
-    if (!done) [[unlikely]] {
-      if (!__all_sync(kAllLanes, fits)) {
-        raised = recover(s, sum);
-        Products::pack_weights(s.weights, s.scores);
+    if (kBySums) {
+      const bool fits = by_maxima || (sum[0] <= kMostSum && sum[1] <= kMostSum);
+      const bool done = __all_sync(kAllLanes, fits && !raised);
+      Products::pack_weights(s.weights, s.scores);  // while they vote
+      if (!done) [[unlikely]] {
+        if (!__all_sync(kAllLanes, fits)) {
+          raised = recover(s, sum);
+          Products::pack_weights(s.weights, s.scores);
+        }
+        if (raised) Rows::rescale(s.out, s.factor);
       }
-      if (raised) Rows::rescale(s.out, s.factor);
+      release_scored(s);
+      s.rows.sum[0] += sum[0];
+      s.rows.sum[1] += sum[1];
+    } else {
+      Products::pack_weights(s.weights, s.scores);
     }
+  }
+
+  // The warp is done with these keys, and if they are the last ones with the queries.
+  __device__ __forceinline__ void release_scored(const State& s) const {
     release(storage.keys.empty[s.at.key.slot]);
-    s.rows.sum[0] += sum[0];
-    s.rows.sum[1] += sum[1];
+    if (!kStaged && s.keys.first <= s.keys.end) release(storage.queries_empty[s.at.query.slot]);
   }
 
   // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there. Below a diagonal, the
   // rows of a warp may see keys of its lower half alone.
   __device__ __forceinline__ void weigh_first(State& s) const {
-    release(storage.keys.empty[s.at.key.slot]);
+    release_scored(s);
     float sum[2] = {0.0f, 0.0f};
     bool raised;
     constexpr int kHalf = kKeyTiles / 2;
     const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-    if (kKeyTiles % 4 == 0 && uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2) {
+    if (kBySums && kKeyTiles % 4 == 0 && uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2) {
       auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
-      raised = prepare(s, lower);
+      mask(s, lower);
+      raised = raise(s, lower);
       exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
 #pragma unroll
       for (int n = kHalf; n < kKeyTiles; ++n) {
@@ -121,7 +139,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
         for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
       }
     } else {
-      raised = prepare(s, s.scores);
+      mask(s, s.scores);
+      raised = raise(s, s.scores);
       exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
     }
     if (raised) Rows::rescale(s.out, s.factor);
@@ -138,27 +157,32 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     s.landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[s.next.slot]), s.next.parity);
   }
 
-  // What scores need where rows are not settled or the tile is not whole: softcap, masks, and references by their
-  // maxima. Returns whether out is to be multiplied by `factor`.
+  // Softcap and masks, where the tile of keys is not whole.
   template <int kTiles>
-  __device__ __forceinline__ bool prepare(State& s, float (&scores)[1][kTiles][4]) const {
+  __device__ __forceinline__ void mask(const State& s, float (&scores)[1][kTiles][4]) const {
     const KeyRange& keys = s.keys;
-    if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) {
-      if (params.score.transform) transform_scores(scores, params.score);
-      const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-      if (keys.first < keys.whole_from) {
-        apply_bounds(scores, bounds, keys.first, lane);
-      } else {
-        apply_bounds<false>(scores, bounds, keys.first, lane);
-      }
+    if (keys.first >= keys.whole_from && keys.first + kKeys <= keys.whole_to) return;
+    if (params.score.transform) transform_scores(scores, params.score);
+    const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
+    if (keys.first < keys.whole_from) {
+      apply_bounds(scores, bounds, keys.first, lane);
+    } else {
+      apply_bounds<false>(scores, bounds, keys.first, lane);
     }
+  }
+
+  // References by the maxima of scores. Returns whether out is to be multiplied by `factor`.
+  template <int kTiles>
+  __device__ __forceinline__ bool raise(State& s, const float (&scores)[1][kTiles][4]) const {
     const bool raised = raise_references(scores, params.score.to_log2, s.rows, s.factor);
-    s.settled = __all_sync(kAllLanes, fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX);
+    if (kBySums) {
+      s.settled = __all_sync(kAllLanes, fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX);
+    }
     return raised;
   }
 
   // Raises references by the sums of probabilities, in place of the maxima of scores. Where one is too high, once more
-  // from the scores. Returns as prepare().
+  // from the scores. Returns as raise().
   __device__ __forceinline__ bool recover(State& s, float (&sum)[2]) const {
     if (__all_sync(kAllLanes, sum[0] <= kMostRaise && sum[1] <= kMostRaise)) {
       raise_by_sums(s.scores, sum, s.rows, s.factor);
@@ -185,45 +209,49 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     const PrefillWork& work = storage.work[at.work.slot];
     const bool last = work.last;  // pass: the row tile is done
     uint64_t& work_empty = storage.works.empty[at.work.slot];
-    uint64_t& query_empty = storage.queries.empty[at.query.slot];
+    uint64_t& query_empty = storage.queries_empty[at.query.slot];
     const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
-    const bool stages = kStaged && last;  // O goes where the queries were
-    if (!stages) release(query_empty);
+    if (kStaged && !last) release(query_empty);
     at.work.advance();
-    at.query.advance();
-    const int left = s.keys.end / kKeys;  // tiles that other warpgroups still need
-    if (left > 0) held = leave_out(s.out, at, values, held, left);
+    at.query.advance(kTile.query_parts());
+    if (s.keys.end > 0) held = leave_out(s.out, at, values, held, s.keys.end / kKeys);  // others need these tiles
     int skipped;
     const bool more = find_rows(at, s.keys, skipped);
-    const KeyRing unseen = at.key;
+    KeyRing unseen = at.key;
     const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
     if (few) {
-      skip_keys(at.key, skipped);
+      skip(storage.keys, at.key, skipped);
     } else {
       held = leave_out(s.out, at, values, held, skipped);
     }
-    if (more) {
-      wait_queries(at);
-      wait_keys(at.key);
-    }
-    multiply_keys(s);  // without more, of whatever lies there
+    if (kAhead) multiply_first_keys(s, more);
     const int row = warp() * kWarpRows;
     float out_factor[2];
     if (last) finish_rows(out_factor, s.rows, params, work, row, lane);
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<kAhead ? 1 : 0>();
     ptx::hold(s.out[0]);
+    if (held) release(storage.values.empty[values.slot]);
     if (last) {
-      store_output<T, typename Storage::QueryTile, kStaged>(s.out[0], out_factor, params, work, row, stage, lane);
-      if (stages) release(query_empty);
+      store_output<T, typename Storage::QueryTile, kStaged>(s.out[0], out_factor, params, work, row,
+                                                            work.tile * kTile.rows() + row, stage, lane);
+      if (kStaged) release(query_empty);
       Products::clear(s.out);
       s.rows = Rows();
     }
-    if (held) release(storage.values.empty[values.slot]);
-    if (few) skip_values(unseen, skipped);
+    if (few) skip(storage.values, unseen, skipped);
     ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
+    if (!kAhead) multiply_first_keys(s, more);
     ptx::wgmma_wait<0>();
     ptx::hold(s.scores[0]);
     return more;
+  }
+
+  __device__ __forceinline__ void multiply_first_keys(State& s, bool more) const {
+    if (more) {
+      wait_queries(s.at);
+      wait_keys(s.at.key);
+    }
+    multiply_keys(s);  // without more, of whatever lies there
   }
 
   // Leaves out tiles of keys while values are weighed: their slot has to be free before the others can fill. Returns
@@ -240,7 +268,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   }
 
   __device__ __forceinline__ void multiply_keys(State& s) const {
-    Products::multiply_keys(s.scores, storage.q[0], s.at.query.slot, storage.k[0], s.at.key.slot, warpgroup);
+    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : s.at.query.slot;  // the only one
+    Products::multiply_keys(s.scores, storage.q[0], slot, storage.k[0], s.at.key.slot, warpgroup);
   }
 };
 

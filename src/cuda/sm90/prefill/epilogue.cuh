@@ -65,8 +65,25 @@ __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float 
 
 inline constexpr int kStagedRows = 4;
 
-// The same through shared memory, so that neighbouring threads write a row's 64 elements. `stage`: rows from `slab` on
-// of a Tile, of the warp alone. Rows that are kStagedRows apart are even steps apart.
+// fp32 rows, two elements a thread: the quad of a row writes 32 bytes next to each other.
+template <int kOutTiles>
+__device__ inline void store_rows(const float (&out)[kOutTiles][4], const float (&factor)[2],
+                                  const OutputRows<float>& to, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 8 * i + lane / 4, column = lane % 4 * 2;
+    float* at = to.row(row) + column;
+    const int columns = row < to.rows ? to.layout.dim - column : 0;
+#pragma unroll
+    for (int n = 0; n < kOutTiles; ++n) {
+      const float2 two = make_float2(out[n][2 * i] * factor[i], out[n][2 * i + 1] * factor[i]);
+      if (8 * n < columns) *reinterpret_cast<float2*>(at + 8 * n) = two;
+    }
+  }
+}
+
+// 16-bit rows through shared memory, so that neighbouring threads write a row's 64 elements. `stage`: rows from `slab`
+// on of a Tile, of the warp alone. Rows that are kStagedRows apart are even steps apart.
 template <class T, class Tile, int kOutTiles>
 __device__ inline void store_staged(const float (&out)[kOutTiles][4], const float (&factor)[2], const OutputRows<T>& to,
                                     uint32_t stage, int slab, int lane) {
@@ -106,7 +123,7 @@ __device__ inline void store_staged(const float (&out)[kOutTiles][4], const floa
   }
 }
 
-// The same element by element: fp32, or where O does not lie in whole aligned chunks.
+// Element by element, where O does not lie in whole aligned chunks.
 template <class Out, int kOutTiles>
 __device__ inline void store_elements(const float (&out)[kOutTiles][4], const float (&factor)[2],
                                       const OutputRows<Out>& to, int lane) {
@@ -135,12 +152,13 @@ __device__ __forceinline__ int64_t out_offset(const CanonicalTensor& out, const 
   return work.sequence.batch * out.batch_stride + work.head * out.head_stride + work.sequence.q_begin * out.seq_stride;
 }
 
-// The first `count` rows of a row tile that sees no key; `first_row`: of the sequence. By one warp.
+// The first `count` rows of a row tile that sees no key; `first_row`: of the sequence. By one warp. A range's O is not
+// read then.
 __device__ inline void store_nothing(const PrefillParams& params, const PrefillWork& work, int first_row, int count,
                                      int lane) {
   const AttentionTensors& t = params.tensors;
 #pragma unroll 1
-  for (int row = 0; row < count; ++row) {
+  for (int row = 0; row < (params.ranges.ranges.count > 0 ? 0 : count); ++row) {
     const int64_t out = work.out + row_offset(params.out, first_row + row);
 #pragma unroll 1
     for (int column = lane; column < params.out.dim; column += 32) {
@@ -169,15 +187,18 @@ __device__ inline void finish_rows(float (&factor)[2], const SoftmaxRows<2>& sof
   }
 }
 
-// O of these rows. `stage`: the Tile of the row tile's queries, where those of the warp are done with if kStaged. Where
-// queries have fewer columns, those that no copy fills have to stay zero.
+// O of a warp's rows, from `row` of the row tile and first_row of the sequence on. `stage`: the Tile of the row tile's
+// queries, where those of the warp are done with if kStaged. Where queries have fewer columns, those that no copy fills
+// have to stay zero.
 template <class T, class Tile, bool kStaged, int kOutTiles>
 __device__ inline void store_output(const float (&out)[kOutTiles][4], const float (&factor)[2],
-                                    const PrefillParams& params, const PrefillWork& work, int row, uint32_t stage,
-                                    int lane) {
+                                    const PrefillParams& params, const PrefillWork& work, int row, int first_row,
+                                    uint32_t stage, int lane) {
   const CanonicalTensor& to = params.tensors.out;
-  const int first_row = work.tile * Tile::kRows + row, rows = work.rows - row;
-  if (params.problem.out_dtype == DType::kFloat32) {
+  const int rows = work.rows - row;
+  if (params.problem.out_dtype == DType::kFloat32 && params.out.path != LoadPath::kAny) {
+    store_rows(out, factor, {static_cast<float*>(to.data) + work.out, first_row, rows, params.out}, lane);
+  } else if (params.problem.out_dtype == DType::kFloat32) {
     store_elements<float>(out, factor, {static_cast<float*>(to.data) + work.out, first_row, rows, params.out}, lane);
   } else if (params.out.path == LoadPath::kAny) {
     store_elements<T>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, lane);

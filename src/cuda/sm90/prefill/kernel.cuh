@@ -16,7 +16,7 @@ __device__ __forceinline__ void start_ring(Ring<kSlots>& ring, int readers, int 
   }
 }
 
-inline constexpr int kCopiers = 2;  // of queries, and of keys and values
+inline constexpr int kCopiers = 3;  // of queries, keys and values
 
 // Columns that no copy fills.
 template <class Tile, int kSlots>
@@ -31,10 +31,10 @@ __device__ __forceinline__ void clear_columns(char (&slots)[kSlots][Tile::kBytes
   }
 }
 
-template <class T, int kHeadDim>
-__global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads(), 1)
+template <class T, size_t kIndex>
+__global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 1)
     prefill_kernel(const __grid_constant__ PrefillParams params) {
-  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
+  constexpr catalog::Sm90PrefillTile kTile = catalog::kSm90PrefillTiles[kIndex];
   extern __shared__ __align__(1024) char shared[];
   using Storage = PrefillStorage<T, kTile>;
   auto& storage = *reinterpret_cast<Storage*>(shared);
@@ -43,7 +43,12 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
   if (threadIdx.x == 0) {
     start_ring(storage.works, kTile.warps() * 32 + kCopiers, 32);
     for (uint64_t& found : storage.found) ptx::mbarrier_init(ptx::shared_address(&found), 1);
-    start_ring(storage.queries, kTile.warps());
+    for (auto& work : storage.queries_full) {
+      for (uint64_t& full : work) ptx::mbarrier_init(ptx::shared_address(&full), 1);
+    }
+    for (uint64_t& empty : storage.queries_empty) {
+      ptx::mbarrier_init(ptx::shared_address(&empty), kTile.warps() / kTile.query_parts());
+    }
     start_ring(storage.keys, kTile.warps());
     start_ring(storage.values, kTile.warps());
     ptx::fence_mbarrier_init();
@@ -62,7 +67,8 @@ __global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads()
     const int role = warp - kTile.warps();
     if (role == 0) producer.find_rows();
     if (role == 1 && lane == 0) producer.copy_keys();
-    if (role == 2 && lane == 0) producer.copy_queries();
+    if (role == 2 && lane == 0) producer.copy_values();
+    if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{{params, storage, warpgroup, lane}}.run();

@@ -30,8 +30,8 @@ namespace {
 
 }  // namespace
 
-PrefillLayouts readable_layouts(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows) {
-  const PrefillLayouts layouts = PrefillLayouts::of(p, t, cache_rows);
+PrefillLayouts readable_layouts(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group) {
+  const PrefillLayouts layouts = PrefillLayouts::of(p, t, cache_rows, group);
   const bool empty = p.seqlen_q == 0 || p.seqlen_kv == 0;
   if (p.backend == Backend::kCudaSm90 && !empty) {
     const std::string cache = p.cached ? "_cache" : "";

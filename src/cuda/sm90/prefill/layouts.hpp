@@ -2,26 +2,38 @@
 // Called by the cuda_sm90 backend's run() and launch.cuh.
 #pragma once
 
-#include "catalog/sm90_tiles.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/row_tile.hpp"
 
 namespace plait::cuda::sm90 {
 
 struct PrefillLayouts {
   std::optional<RowTileLayout> q, k, v;
+  int group = 1;  // query heads that are rows of one tile of q
 
-  // cache_rows: of a dense cache, else 0.
-  static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows) {
-    const catalog::Sm90PrefillTile& tile = catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
+  // cache_rows: of a dense cache, else 0. `group`: of a key head, if the copy engine can read their rows in turn.
+  static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group = 1) {
+    const catalog::Sm90PrefillTile& tile = prefill_tile(p);
     const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
-    return {row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.rows()),
-            row_tile_layout(p, t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
-            row_tile_layout(p, t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys)};
+    PrefillLayouts found{{},
+                         row_tile_layout(p, t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
+                         row_tile_layout(p, t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys)};
+    if (group > 1) {  // as the pseudo-heads of interleaved rows
+      AttentionProblem rows = p;
+      rows.mode = HeadMode::kInterleaved, rows.pseudo_heads = group;
+      CanonicalTensor q = t.q;
+      q.pseudo_stride = t.q.head_stride, q.head_stride *= group;
+      found.q = row_tile_layout(rows, q, p.head_dim, p.seqlen_q, p.heads_q / group, batch, tile.query_rows);
+      if (found.q) found.group = group;
+    }
+    if (!found.q) found.q = row_tile_layout(p, t.q, p.head_dim, p.seqlen_q, p.heads_q, batch, tile.query_rows);
+    return found;
   }
   bool complete() const { return q && k && v; }
 };
 
 // The same. Throws Error kUnsupported where they are not complete and the call asks for cuda_sm90.
-PrefillLayouts readable_layouts(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows);
+PrefillLayouts readable_layouts(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows,
+                                int group = 1);
 
 }  // namespace plait::cuda::sm90

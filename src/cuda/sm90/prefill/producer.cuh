@@ -52,28 +52,34 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the queries, or the keys and values, of all row tiles, by one lane each. Keys and values in turn: the copy
-  // engine works in order, and keys that were sent for early would stand ahead of values that are waited for.
+  // Copies the queries, the keys, or the values, of all row tiles, by one lane each: slots of keys are free earlier
+  // than those of the values before them. In turn, keys and values are copied by one lane, in the order of the steps.
   __device__ __forceinline__ void copy_queries() const {
     WorkRing at;
     RingPosition<kTile.query_slots> slot;
-    for (; wait_found(at); at.advance(), slot.advance()) {
-      wait_empty(storage.queries, slot);
-      copy_queries(storage.work[at.slot], slot.slot);
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
-    }
-  }
-  __device__ __forceinline__ void copy_keys() const {
-    WorkRing at;
-    RingPosition<kTile.stages> slot;
     for (; wait_found(at); at.advance()) {
-      copy_keys(storage.work[at.slot], slot);
+      for (int part = 0; part < kTile.query_parts(); ++part, slot.advance()) {
+        ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity ^ 1);
+        copy_queries(storage.work[at.slot], part * kTile.query_rows, storage.q[slot.slot],
+                     storage.queries_full[at.slot][part]);
+      }
       ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
+  __device__ __forceinline__ void copy_keys() const { copy_key_tiles(true, params.in_turn); }
+  __device__ __forceinline__ void copy_values() const { copy_key_tiles(false, !params.in_turn); }
 
  private:
   using KeyTile = typename Storage::KeyTile;
+
+  __device__ __forceinline__ void copy_key_tiles(bool keys, bool values) const {
+    WorkRing at;
+    RingPosition<kTile.stages> slot;
+    for (; wait_found(at); at.advance()) {
+      if (keys || values) copy_key_tiles(storage.work[at.slot], keys, values, slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
 
   // False: there are no more row tiles.
   __device__ __forceinline__ bool wait_found(const WorkRing& at) const {
@@ -111,38 +117,47 @@ struct PrefillProducer {
   // of it goes through shared memory: the warp has few registers.
   __device__ __forceinline__ bool find(unsigned index, int pass, const WorkRing& at) const {
     const PrefillOrder& order = params.order;
+    const RangeParams& ranges = params.ranges;
     const int per = static_cast<int>(params.problem.rows_per_position());
     PrefillWork& work = storage.work[at.slot];
     wait_empty(storage.works, at);
     {
+      const unsigned part = ranges.by_works.divide(index);
+      index -= part * ranges.works;
+      if (lane == 0) work.range = static_cast<int>(part);  // registers are short
+      if (ranges.group > 1) {                              // row tiles of the same keys go to neighbouring blocks
+        const unsigned head = ranges.by_tiles.divide(index);
+        index = (index - head * order.tiles) * ranges.heads + head;
+      }
       mma::PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
       if (found.tile < 0) return false;
-      // Sections run from long to short and from short to long in turn, so that lengths never jump; the last one ends
-      // with the short ones.
-      if (!params.problem.packed && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
+      if (params.turns && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
         found.tile = order.tiles - 1 - found.tile;
       }
-      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), 0, 0.0f, 0, 0};
+      if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), work.range, 0, 0.0f, 0, 0};
     }
     __syncwarp();
-    const NarrowRowMask mask = NarrowRowMask::of(params.problem, work.sequence.q_len, work.sequence.kv_len);
-    const int row_begin = work.tile * kTile.rows();
-    const int row_end = min(mask.row_count(), row_begin + kTile.rows());
+    const NarrowRowMask mask =
+        NarrowRowMask::of(params.problem, ranges.position(static_cast<int>(work.sequence.q_len)), work.sequence.kv_len);
+    const int row_begin = work.tile * kTile.rows(), rows = mask.row_count() * ranges.group;
+    const int row_end = min(rows, row_begin + kTile.rows());
     if (lane == 0) {
-      mma::find_keys(work, mask, row_begin, row_end);
+      mma::find_keys(work, mask, ranges.position(row_begin), ranges.position(row_end - 1) + 1);
       if (per > 1) {  // whole tokens, as the copy engine may need; bounds say what is seen
         const int begin = static_cast<int>(work.key_begin), before = begin % per, count = work.key_count + before;
         work.key_begin = begin - before;
         if (work.key_count > 0) work.key_count = (count + per - 1) / per * per;
       }
-      work.rows = mask.row_count() - row_begin;
+      if (ranges.ranges.count > 1) ranges.cut(work.range, kKeys, work.key_begin, work.key_count);
+      work.rows = rows - row_begin;
       if (work.key_count > 0) publish_copies(at);
     }
     __syncwarp();
     if (lane == 0) {
-      work.out = out_offset(params.tensors.out, work);
+      work.out = out_offset(params.tensors.out, work) + work.range * ranges.out_stride;
     } else if (lane == 1) {
-      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin);
+      work.lse = lse_offset(params.problem, params.tensors.lse, work.sequence, work.head, row_begin) +
+                 work.range * ranges.lse_stride;
     } else if (lane == 2) {
       work.sink = sink_of(params, work);
     }
@@ -156,9 +171,9 @@ struct PrefillProducer {
   }
 
   // As mma::row_bounds(), in 32 bits.
-  static __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
-                                                    int row_end) {
-    const Interval seen = mask.row(min(row, row_end - 1));
+  __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
+                                             int row_end) const {
+    const Interval seen = mask.row(params.ranges.position(min(row, row_end - 1)));
     const int begin = static_cast<int>(work.key_begin);
     const int lo = min(max(static_cast<int>(seen.lo) - begin, 0), work.key_count);
     return {lo, min(max(static_cast<int>(seen.hi) - begin, lo), work.key_count)};
@@ -175,16 +190,22 @@ struct PrefillProducer {
             params.score.transform ? INT_MAX : own[kWarpRows - 1].x, own[0].y};
   }
 
-  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int slot) const {
+  // From `row` of the row tile on. A warpgroup without rows multiplies whatever lies there.
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int row, char* to, uint64_t& full) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
-    const int begin = work.tile * kTile.rows(), rows = min(work.rows, kTile.rows());
-    copy<typename Storage::QueryTile>(params.q, storage.q[slot], storage.queries.full[slot], rows,
+    const int begin = work.tile * kTile.rows() + row, rows = min(work.rows - row, kTile.query_rows);
+    if (rows <= 0) {
+      ptx::mbarrier_arrive(ptx::shared_address(&full));
+      return;
+    }
+    copy<typename Storage::QueryTile>(params.q, to, full, rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.
-  __device__ __forceinline__ void copy_keys(const PrefillWork& work, RingPosition<kTile.stages>& at) const {
+  __device__ __forceinline__ void copy_key_tiles(const PrefillWork& work, bool keys, bool values,
+                                                 RingPosition<kTile.stages>& at) const {
     const int per = static_cast<int>(params.problem.rows_per_position());
     const int begin = static_cast<int>(work.sequence.kv_begin) * per + static_cast<int>(work.key_begin);
     const int head = work.head_kv, batch = static_cast<int>(work.sequence.kv_batch), pass = work.pass;
@@ -192,10 +213,14 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      wait_empty(storage.keys, at);
-      copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
-      wait_empty(storage.values, at);
-      copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      if (keys) {
+        wait_empty(storage.keys, at);
+        copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
+      }
+      if (values) {
+        wait_empty(storage.values, at);
+        copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      }
       at.advance();
     }
   }
@@ -206,10 +231,10 @@ struct PrefillProducer {
                                        int batch, int pass) const {
     const uint32_t barrier = ptx::shared_address(&full);
     ptx::mbarrier_arrive_expect(barrier, map.index.column_blocks * Tile::kBlockBytes);
+    RowTileIndex::Coordinates from = map.index.coordinates(0, rows, end, head, batch, pass);
 #pragma unroll 1
-    for (int block = 0; block < map.index.column_blocks; ++block) {
-      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier,
-                       map.index.coordinates(block * tile::kBlockColumns, rows, end, head, batch, pass).at);
+    for (int block = 0; block < map.index.column_blocks; ++block, from.at[0] += tile::kBlockColumns) {
+      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier, from.at);
     }
   }
 };

@@ -21,7 +21,8 @@ struct PrefillProducts {
   // Starts scores = q k^T. `q`, `k`: the slots of queries and keys, of which it takes one each.
   static __device__ __forceinline__ void multiply_keys(Scores& scores, const char* q, int q_slot, const char* k,
                                                        int k_slot, int warpgroup) {
-    const uint64_t rows = QueryTile::rows_operand(ptx::shared_address(q), warpgroup * kTile.kWarpgroupRows);
+    const int row = warpgroup * kTile.kWarpgroupRows % QueryTile::kRows;
+    const uint64_t rows = QueryTile::rows_operand(ptx::shared_address(q), row);
     const uint64_t queries = tile::advance_descriptor(rows, q_slot * tile::descriptor_step(QueryTile::kBytes));
     const uint64_t keys = tile::advance_descriptor(KeyTile::rows_operand(ptx::shared_address(k)),
                                                    k_slot * tile::descriptor_step(KeyTile::kBytes));

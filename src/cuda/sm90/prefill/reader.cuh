@@ -32,22 +32,16 @@ struct PrefillReader {
   __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles) {
-      skip_values(at, 1);
-      skip_keys(at, 1);
+      KeyRing values = at;
+      skip(storage.values, values, 1);
+      skip(storage.keys, at, 1);
     }
   }
-  __device__ __forceinline__ void skip_keys(KeyRing& at, int tiles) const {
+  __device__ __forceinline__ void skip(Ring<kTile.stages>& ring, KeyRing& at, int tiles) const {
 #pragma unroll 1
     for (; tiles > 0; --tiles, at.advance()) {
-      wait_keys(at);
-      release(storage.keys.empty[at.slot]);
-    }
-  }
-  __device__ __forceinline__ void skip_values(KeyRing at, int tiles) const {
-#pragma unroll 1
-    for (; tiles > 0; --tiles, at.advance()) {
-      wait_values(at);
-      release(storage.values.empty[at.slot]);
+      wait(ring, at);
+      release(ring.empty[at.slot]);
     }
   }
 
@@ -75,13 +69,13 @@ struct PrefillReader {
   }
 
   __device__ __forceinline__ void wait_queries(const Position& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.queries.full[at.query.slot]), at.query.parity);
+    const uint64_t& full = storage.queries_full[at.work.slot][warpgroup % kTile.query_parts()];
+    ptx::mbarrier_wait(ptx::shared_address(&full), at.work.parity);
   }
-  __device__ __forceinline__ void wait_keys(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.keys.full[at.slot]), at.parity);
-  }
-  __device__ __forceinline__ void wait_values(const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&storage.values.full[at.slot]), at.parity);
+  __device__ __forceinline__ void wait_keys(const KeyRing& at) const { wait(storage.keys, at); }
+  __device__ __forceinline__ void wait_values(const KeyRing& at) const { wait(storage.values, at); }
+  __device__ __forceinline__ void wait(const Ring<kTile.stages>& ring, const KeyRing& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&ring.full[at.slot]), at.parity);
   }
 };
 

@@ -8,6 +8,7 @@
 #include "cuda/mma/prefill/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90/prefill/key_ranges.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
@@ -20,6 +21,7 @@ using mma::PrefillOrder;
 struct PrefillWork : mma::PrefillWork {
   int pass;
   bool last;         // pass
+  int range;         // of its keys
   int rows;          // of the row tile that exist
   float sink;        // natural-log units; -inf without one
   int64_t out, lse;  // elements: row 0 of the sequence in O, and the row tile's first row in LSE
@@ -38,8 +40,11 @@ struct PrefillParams {
   RowLayout out;
   ScoreScale score;
   PrefillOrder order;
-  unsigned works;    // row tiles of all heads
+  bool turns;  // sections run from long to short and from short to long in turn; the last from long to short
+  RangeParams ranges;
+  unsigned works;    // row tiles of all heads, of all ranges
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order
+  bool in_turn;      // keys and values are copied by one lane
 };
 
 // Full: one arrival, by who fills the slot, and the bytes that it copies. Empty: one arrival of each consumer warp.
@@ -61,6 +66,9 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int steps) {
+    for (int step = 0; step < steps; ++step) advance();
+  }
   // `steps` ago, up to kSlots. Ahead of the first position: the parity for which a wait returns at once.
   __device__ __forceinline__ RingPosition before(int steps) const {
     return slot >= steps ? RingPosition{slot - steps, parity} : RingPosition{slot + kSlots - steps, parity ^ 1};
@@ -69,7 +77,7 @@ struct RingPosition {
 
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillStorage {
-  using QueryTile = tile::WgmmaTile<kTile.rows(), kTile.head_dim>;
+  using QueryTile = tile::WgmmaTile<kTile.query_rows, kTile.head_dim>;
   using KeyTile = tile::WgmmaTile<kTile.tile_keys, kTile.head_dim>;
   static_assert(QueryTile::kBytes % tile::kSwizzleAlignBytes == 0 && KeyTile::kBytes % tile::kSwizzleAlignBytes == 0);
 
@@ -82,7 +90,8 @@ struct PrefillStorage {
   static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(KeyRange) == kTile.kRangeBytes);
   Ring<kTile.work_slots> works;      // bounds, ranges and work
   uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for bounds and ranges
-  Ring<kTile.query_slots> queries;
+  // Queries: full by work, since warpgroups that share slots do not see all phases of a slot.
+  uint64_t queries_full[kTile.work_slots][kTile.query_parts()], queries_empty[kTile.query_slots];
   Ring<kTile.stages> keys, values;
 };
 

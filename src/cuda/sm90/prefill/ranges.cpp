@@ -1,0 +1,132 @@
+// Chooses ranges by a model of the kernel's time; see ranges.hpp.
+#include "cuda/sm90/prefill/ranges.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/mask.hpp"
+
+namespace plait::cuda::sm90 {
+namespace {
+
+// By measurements on an H200, in clocks of a multiprocessor. A tile of keys takes the tensor cores' time, or the chain
+// of one warp's instructions; less by kShared where warpgroups have no rows, as far as they are missing. A launch, with
+// the first keys from memory, and with a counter to clear; a row tile besides its tiles of keys; a merge: its launch,
+// and bytes of partial results, written and read.
+constexpr double kFlopsPerClock = 4096, kTensorSlack = 1.05, kChain = 2400, kShared = 0.6;
+constexpr double kStart = 10000, kCounterStart = 2200, kRowTile = 4400, kMergeStart = 4500, kMergeBytesPerClock = 10;
+// Keys and values from memory: a multiprocessor's share with all at work, and what one block reads at most.
+constexpr double kBytesPerClock = 18.5, kBlockBytesPerClock = 45;
+// How much the shorter of products and reading adds.
+constexpr double kBeside = 0.1;
+constexpr int64_t kMostRanges = 256;
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t aligned(int64_t bytes) {
+  return ceil_div(bytes, catalog::kWorkspaceAlignBytes) * catalog::kWorkspaceAlignBytes;
+}
+
+// `group` heads as rows of a tile.
+struct RowTiles {
+  const catalog::Sm90PrefillTile& tile;
+  int64_t of_head, count;  // row tiles
+  int64_t most_keys;       // tiles of keys that a row tile sees, and
+  double mean_keys;        // over the row tiles
+  double step;             // clocks of a tile of keys
+
+  RowTiles(const AttentionProblem& p, int64_t group) : tile(prefill_tile(p)) {
+    constexpr int64_t kSamples = 64;
+    const int64_t rows = p.seqlen_q * p.rows_per_position(), all = rows * group;
+    const RowMask mask = RowMask::of(p, p.seqlen_q, p.seqlen_kv);
+    of_head = ceil_div(all, tile.rows());
+    count = (p.packed ? 1 : p.batch) * p.heads_q / group * of_head;
+    const int64_t samples = std::min(of_head, kSamples);
+    double sum = 0;
+    most_keys = 1;
+    for (int64_t i = 0; i < samples; ++i) {
+      const int64_t at = samples == 1 ? 0 : i * (of_head - 1) / (samples - 1), begin = at * tile.rows();
+      const Interval seen = mask.rows(begin / group, (std::min(all, begin + tile.rows()) - 1) / group + 1);
+      const int64_t tiles = ceil_div(seen.hi - seen.lo, tile.tile_keys);
+      most_keys = std::max(most_keys, tiles), sum += static_cast<double>(tiles);
+    }
+    mean_keys = sum / static_cast<double>(std::max<int64_t>(1, samples));
+    const double flops = 4.0 * tile.rows() * tile.tile_keys * tile.head_dim;
+    const auto idle =
+        static_cast<double>(tile.warpgroups - ceil_div(std::min<int64_t>(all, tile.rows()), tile.kWarpgroupRows));
+    step = std::max(kTensorSlack * flops / kFlopsPerClock, kChain) * (1 - kShared * idle / tile.warpgroups);
+  }
+};
+
+// Without a merge, with each row tile's keys in `ranges` parts.
+double clocks_of(const AttentionProblem& p, const DeviceInfo& device, const RowTiles& tiles, int64_t ranges) {
+  const auto passes = static_cast<double>(p.joint_passes()),
+             multiprocessors = static_cast<double>(device.multiprocessors);
+  const auto part = [&](double keys) {
+    return std::ceil(keys / static_cast<double>(ranges)) * passes * tiles.step + kRowTile;
+  };
+  const double works = static_cast<double>(tiles.count) * static_cast<double>(ranges);
+  const double rounds = std::ceil(works / multiprocessors);
+  const double products = std::max(part(static_cast<double>(tiles.most_keys)), rounds * part(tiles.mean_keys));
+  // Each key head's keys once.
+  const double keys = std::min(static_cast<double>(p.seqlen_kv * p.rows_per_position()),
+                               static_cast<double>(tiles.most_keys * tiles.tile.tile_keys));
+  const double bytes = static_cast<double>(p.batch * p.heads_kv * (p.head_dim + p.head_dim_v) * 2) * keys * passes;
+  const double rate = std::min(kBytesPerClock * multiprocessors, kBlockBytesPerClock * works);
+  const double reading = bytes / rate, longer = std::max(products, reading), other = std::min(products, reading);
+  return kStart + (counts_row_tiles(p) ? kCounterStart : 0) + longer + kBeside * other;
+}
+
+// The heads of a key head are rows of a tile where that saves tiles and each holds whole positions. Not with fixed
+// ranges, whose results depend on nothing else: the copy engine may find some tensors' heads apart.
+int group_of(const AttentionProblem& p) {
+  if (p.heads_kv == 0 || p.mode != HeadMode::kPlain || p.split_size > 0) return 1;
+  const catalog::Sm90PrefillTile& tile = prefill_tile(p);
+  const int64_t group = p.heads_q / p.heads_kv, tile_rows = tile.rows();
+  const bool saves = ceil_div(p.seqlen_q * group, tile_rows) < group * ceil_div(p.seqlen_q, tile_rows);
+  return saves && tile.query_rows % group == 0 ? static_cast<int>(group) : 1;
+}
+
+}  // namespace
+
+RangeLayout::RangeLayout(const AttentionProblem& p, const DeviceInfo& device) : group(group_of(p)) {
+  const int64_t per = p.rows_per_position(), keys = p.seqlen_kv * per;
+  rows = p.batch * p.heads_q * p.seqlen_q * per;
+  int64_t count = 1;
+  if (rows > 0 && keys > 0) {
+    const RowTiles tiles(p, group);
+    const double merged_bytes = static_cast<double>(rows * p.head_dim_v) * 4 / device.multiprocessors;
+    const auto estimate = [&](int64_t n) {
+      return clocks_of(p, device, tiles, n) + kMergeStart + static_cast<double>(n) * merged_bytes / kMergeBytesPerClock;
+    };
+    if (p.split_size > 0) {
+      // Whole tokens in each.
+      const int64_t of_range = std::min(p.split_size > keys ? keys : ceil_div(p.split_size, per) * per, keys);
+      count = ceil_div(keys, of_range);
+      ranges.keys = static_cast<int>(std::min(of_range, kMost));
+    } else {
+      for (int64_t n = 2; n <= std::min(tiles.most_keys, kMostRanges); ++n) {
+        if (estimate(n) < estimate(count)) count = n;
+      }
+    }
+    clocks = estimate(count);
+    if (rows > kMost / count || tiles.count > kMost / count || keys > kMostNarrowRows) count = 0;
+  }
+  ranges.count = static_cast<int>(count);
+  counter_bytes = prefill_workspace_bytes(p);
+  out_bytes = aligned(count * rows * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
+  lse_bytes = aligned(count * rows * static_cast<int64_t>(sizeof(float)));
+}
+
+double split_q_clocks(const AttentionProblem& p, const DeviceInfo& device) {
+  return clocks_of(p, device, RowTiles(p, 1), 1);
+}
+
+double split_clocks(const AttentionProblem& p, int64_t keys) {
+  const RowTiles tiles(p, 1);
+  const double of_split =
+      std::ceil(static_cast<double>(keys) / tiles.tile.tile_keys) * static_cast<double>(p.joint_passes());
+  return static_cast<double>(p.heads_q * tiles.of_head) * (of_split * tiles.step + kRowTile);
+}
+
+}  // namespace plait::cuda::sm90
