@@ -47,16 +47,16 @@ run_cuda_test() {
       export GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard
       LD_LIBRARY_PATH="$build/tests/cuda:$build/src/api:${LD_LIBRARY_PATH:-}" timeout "$(left)" \
         "$binary" --gtest_brief=1 --seconds "$((budget / 8))" "$@" > "$work/$name.$shard" 2>&1
-      echo $? > "$work/$name.$shard.status"
+      echo $? > "$work/$name.status.$shard"
     ) &
   done
   wait
   for ((shard = 0; shard < shards; ++shard)); do
     cat "$work/$name.$shard"
-    [ "$status" -ne 0 ] || status=$(cat "$work/$name.$shard.status")
+    [ "$status" -ne 0 ] || status=$(cat "$work/$name.status.$shard")
   done
-  if cat "$work/$name".? | grep -q 'skipped, plait finds no CUDA device'; then status=1; fi
-  note "$name" "$status" "$(cat "$work/$name".? | awk '/PASSED/ { passed += $4 }
+  if cat "$work/$name".[0-9]* | grep -q 'skipped, plait finds no CUDA device'; then status=1; fi
+  note "$name" "$status" "$(cat "$work/$name".[0-9]* | awk '/PASSED/ { passed += $4 }
     /^cuda_test: |FAILED TEST|SKIPPED / && !/listed below/ { sub(/^\[[ A-Z]*\] */, ""); text = text "; " $0 }
     END { print passed + 0 " passed" text }' | cut -c 1-200)" "$begin"
 }

@@ -78,7 +78,6 @@ constexpr DecodeChoice decode_choice(int64_t head_dim_bucket, int64_t rows, int6
 // The blocks of a cluster, for up to 16 rows: two share a multiprocessor, or each has one and with it longer rings, or
 // twice the warps.
 enum class ClusterBlock { kShared, kLong, kWide };
-inline constexpr std::array kClusterBlocks{ClusterBlock::kShared, ClusterBlock::kLong, ClusterBlock::kWide};
 constexpr DecodeTile cluster_tile(int64_t head_dim_bucket, ClusterBlock block) {
   DecodeTile tile = decode_tiles(head_dim_bucket)[0][0];
   if (block == ClusterBlock::kLong) tile.slots = 2 * tile.slots - 1;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
@@ -56,50 +57,54 @@ void plan_mma_forward(const AttentionProblem& problem, const DeviceInfo& device,
 constexpr int64_t kMostRangeBytes = int64_t{256} << 20;
 
 // Ranges of keys on Hopper: cuda_sm90's, or decode of cuda_mma, which takes 16 or 32 rows of a key head at a time and
-// reads the keys for each; auto compares them, and both with one block for a row tile. With a fixed split_size by one
-// split of one sequence, so that the batch has no say.
+// reads the keys for each; auto compares them, and both with one block for a row tile. A fixed split_size is decode's,
+// which reads every tensor: what the copy engine reads may hang on the batch, and results must not.
 void choose_sm90_strategy(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeLayout& layout,
                           Plan& plan) {
   const bool asked = plan.strategy == Strategy::kSplitKv, empty = layout.rows == 0 || problem.seqlen_kv == 0;
-  if (plan.strategy == Strategy::kSplitQ || problem.packed || (empty && !asked)) {
+  if (empty && !asked) {
     plan.strategy = Strategy::kSplitQ;
     return;
   }
   constexpr double kNever = std::numeric_limits<double>::infinity();
   // What cuda_sm90 cannot read is decode's; so are empty problems.
   const bool automatic = problem.backend == Backend::kAuto, fixed = problem.split_size > 0;
-  double decode = automatic || empty ? mma::split_kv_clocks(problem, device) : kNever;
-  const bool fits = asked || layout.workspace_bytes() <= kMostRangeBytes;
-  double ranges = layout.in_limits() && fits && !(automatic && decode == kNever) ? layout.clocks : kNever;
-  const double rows = asked ? kNever : sm90::split_q_clocks(problem, device);
-  if (fixed && !empty && decode != kNever && ranges != kNever) {
-    const int64_t keys = std::min(problem.split_size, problem.seqlen_kv * problem.rows_per_position());
-    decode = mma::split_clocks(problem, device, keys), ranges = sm90::split_clocks(problem, keys);
+  if (automatic && fixed) {
+    plan.strategy = Strategy::kSplitKv, plan.backend = Backend::kCudaMma;
+    plan.reasons.emplace_back("split_size is cuda_mma's, which reads tensors of any strides");
+    return;
   }
+  const double decode = automatic || empty ? mma::split_kv_clocks(problem, device) : kNever;
+  const bool fits = asked || layout.workspace_bytes() <= kMostRangeBytes;
+  const double ranges = layout.in_limits() && fits && !(automatic && decode == kNever) ? layout.clocks : kNever;
+  const double rows = asked ? kNever : sm90::split_q_clocks(problem, device);
   const bool by_decode = automatic && (empty || decode <= ranges) && decode <= rows;
   plan.strategy = by_decode || ranges < rows || asked ? Strategy::kSplitKv : Strategy::kSplitQ;
   if (by_decode || (automatic && ranges == kNever && asked)) plan.backend = Backend::kCudaMma;
   const auto thousands = [](double clocks) {
     return clocks == kNever ? std::string("none") : fmt::format("{:.0f}", clocks / 1000);
   };
-  if (empty) return;
-  plan.reasons.push_back(
-      fmt::format("{} of {}: about {} thousand clocks over key ranges of row tiles, {} over those of cuda_mma, {} over "
-                  "whole rows{}",
-                  strategy_name(plan.strategy), backend_name(plan.backend), thousands(ranges), thousands(decode),
-                  thousands(rows), fixed ? " (of a multiprocessor, for one split)" : ""));
+  if (empty || !automatic) return;
+  plan.reasons.push_back(fmt::format(
+      "{} of {}: about {} thousand clocks over key ranges of row tiles, {} over those of cuda_mma, {} over "
+      "whole rows",
+      strategy_name(plan.strategy), backend_name(plan.backend), thousands(ranges), thousands(decode), thousands(rows)));
+}
+
+// `rows`: of a range. Split_kv of key ranges whose results `backend` cannot count.
+[[noreturn]] void refuse_ranges(const AttentionProblem& problem, int64_t rows, Backend backend) {
+  throw Error(ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
+              fmt::format("split_kv cannot serve this call. required: results of {} rows for each range of {} keys. "
+                          "supported by {}: 2^31 results, 2^28 keys. missing: wider counters. way out: {}",
+                          rows, problem.seqlen_kv, backend_name(backend),
+                          problem.split_size == 0 ? "use strategy auto"
+                          : rows <= INT32_MAX     ? "give a larger split_size, or use strategy auto without one"
+                                                  : "use strategy auto without split_size"));
 }
 
 void plan_sm90_ranges(const AttentionProblem& problem, const DeviceInfo& device, const sm90::RangeLayout& layout,
                       Plan& plan) {
-  if (!layout.in_limits()) {
-    throw Error(
-        ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
-        fmt::format("split_kv cannot serve this call. required: results of {} rows and {} keys in ranges. "
-                    "supported by cuda_sm90: 2^31 of them. missing: wider counters. way out: {}",
-                    layout.rows, problem.seqlen_kv,
-                    problem.split_size > 0 ? "give a larger split_size, or leave it out" : "use strategy auto"));
-  }
+  if (!layout.in_limits()) refuse_ranges(problem, layout.rows, Backend::kCudaSm90);
   plan.splits = layout.ranges.count;
   plan.split_size = layout.ranges.keys;
   plan.workspace_bytes = layout.workspace_bytes();
@@ -116,14 +121,18 @@ void plan_sm90_ranges(const AttentionProblem& problem, const DeviceInfo& device,
 }
 
 void plan_sm90_forward(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
-  const sm90::RangeLayout layout(problem, device);
-  choose_sm90_strategy(problem, device, layout, plan);
+  std::optional<sm90::RangeLayout> layout;
+  if (plan.strategy == Strategy::kSplitQ || problem.packed) {
+    plan.strategy = Strategy::kSplitQ;
+  } else {
+    choose_sm90_strategy(problem, device, layout.emplace(problem, device), plan);
+  }
   if (plan.backend == Backend::kCudaMma) return;
   const catalog::Sm90PrefillTile& tile = sm90::prefill_tile(problem);
   plan.tile_m = tile.rows();
   plan.tile_n = tile.tile_keys;
   if (plan.strategy == Strategy::kSplitKv) {
-    plan_sm90_ranges(problem, device, layout, plan);
+    plan_sm90_ranges(problem, device, *layout, plan);
   } else {
     plan.workspace_bytes = sm90::prefill_workspace_bytes(problem);
   }
@@ -155,14 +164,7 @@ void plan_key_ranges(const AttentionProblem& problem, const DeviceInfo& device, 
     plan.strategy = Strategy::kSplitD;
     return;
   }
-  if (!layout.in_limits()) {
-    throw Error(
-        ErrorCode::kUnsupported, problem.split_size > 0 ? "split_size" : "strategy",
-        fmt::format("split_kv cannot serve this call. required: results of {} rows and {} keys in ranges. "
-                    "supported by cuda_mma: 2^31 of them. missing: wider counters. way out: {}",
-                    layout.rows, problem.seqlen_kv,
-                    problem.split_size > 0 ? "give a larger split_size, or leave it out" : "use strategy auto"));
-  }
+  if (!layout.in_limits()) refuse_ranges(problem, layout.rows, Backend::kCudaMma);
   plan.strategy = Strategy::kSplitKv;
   plan.splits = layout.ranges.count;
   plan.split_size = problem.split_size > 0 ? layout.ranges.keys : 0;

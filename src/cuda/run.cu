@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "catalog/catalog.hpp"
 #include "catalog/mma_split_d_tiles.hpp"
@@ -14,6 +15,7 @@
 #include "cuda/iha/iha.hpp"
 #include "cuda/mma/backward/backward.hpp"
 #include "cuda/mma/decode/decode.hpp"
+#include "cuda/mma/decode/plan.hpp"
 #include "cuda/mma/prefill/prefill.hpp"
 #include "cuda/mma/split_d/split_d.hpp"
 #include "cuda/naive/naive.hpp"
@@ -121,28 +123,39 @@ void launch_sm90(const Plan& plan, const AttentionProblem& problem, const Attent
   });
 }
 
-// split_q or split_kv of layouts that are complete.
-void run_sm90_forward(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
-                      const sm90::PrefillLayouts& layouts, int64_t cache_rows, void* workspace, Stream stream) {
-  if (plan.strategy != Strategy::kSplitKv) {
-    return launch_sm90(plan, problem, tensors, layouts, {}, cache_rows, workspace, stream);
+// A call of cuda_sm90: how the copy engine reads its tensors, and with split_kv the ranges of keys.
+struct Sm90Call {
+  std::optional<sm90::RangeLayout> ranges;
+  sm90::PrefillLayouts layouts;
+
+  // May refuse.
+  Sm90Call(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows) {
+    if (plan.strategy == Strategy::kSplitKv) ranges.emplace(problem, plan.device);
+    layouts = sm90::readable_layouts(problem, tensors, cache_rows, ranges ? ranges->group : 1);
   }
-  const sm90::RangeLayout layout(problem, plan.device);
+};
+
+// split_q or split_kv of layouts that are complete.
+void run_sm90_forward(const Plan& plan, const Sm90Call& call, const AttentionProblem& problem,
+                      const AttentionTensors& tensors, int64_t cache_rows, void* workspace, Stream stream) {
+  if (!call.ranges) return launch_sm90(plan, problem, tensors, call.layouts, {}, cache_rows, workspace, stream);
+  const sm90::RangeLayout& layout = *call.ranges;
   if (layout.rows == 0) return;
   char* out = static_cast<char*>(workspace) + layout.counter_bytes;
   const aux::RangeResults results{reinterpret_cast<float*>(out), reinterpret_cast<float*>(out + layout.out_bytes),
-                                  layout.rows, layout.ranges.count, layouts.group};
-  const AttentionProblem inner = layout.problem_of(problem, layouts.group);
-  launch_sm90(plan, inner, aux::range_tensors(inner, tensors, results), layouts, layout.ranges, cache_rows, workspace,
-              stream);
+                                  layout.rows, layout.ranges.count, call.layouts.group};
+  const AttentionProblem inner = sm90::range_problem(problem, call.layouts.group);
+  launch_sm90(plan, inner, aux::range_tensors(inner, tensors, results), call.layouts, layout.ranges, cache_rows,
+              workspace, stream);
   aux::merge_ranges(results, problem, tensors, plan.device.compute_capability, stream);
 }
 
-sm90::PrefillLayouts layouts_of(const Plan& plan, const AttentionProblem& problem, const AttentionTensors& tensors,
-                                int64_t cache_rows) {
-  const bool ranges = plan.strategy == Strategy::kSplitKv;
-  return sm90::readable_layouts(problem, tensors, cache_rows,
-                                ranges ? sm90::RangeLayout(problem, plan.device).group : 1);
+// Whether decode runs a plan, up to its head dims. What cuda_sm90 was planned for and the copy engine cannot read is
+// cuda_mma's by a choice of its own, if the call leaves it that.
+bool decodes(const Plan& plan, const AttentionProblem& problem) {
+  if (plan.strategy != Strategy::kSplitKv) return false;
+  const bool asked = problem.strategy == Strategy::kSplitKv || problem.split_size > 0;
+  return plan.backend != Backend::kCudaSm90 || asked || mma::split_kv_is_faster(problem, plan.device);
 }
 
 // Attention over key ranges, behind launch_prepare(); `cache_rows`: rows or pages of a cache.
@@ -173,13 +186,13 @@ void run_attention(const Plan& plan, const AttentionProblem& problem, const Atte
     return;
   }
   if (plan.backend == Backend::kCudaSm90) {
-    const sm90::PrefillLayouts layouts = layouts_of(plan, problem, tensors, 0);
-    if (layouts.complete()) return run_sm90_forward(plan, problem, tensors, layouts, 0, workspace, stream);
+    const Sm90Call call(plan, problem, tensors, 0);
+    if (call.layouts.complete()) return run_sm90_forward(plan, call, problem, tensors, 0, workspace, stream);
   }
   // Also what the copy engine cannot read.
   if (plan.strategy == Strategy::kSplitKv && is_split_d(problem)) {
     run_ranges(plan, mma::KeyRangeLayout(problem, plan.device), problem, tensors, 0, workspace, stream);
-  } else if (plan.strategy == Strategy::kSplitKv) {
+  } else if (decodes(plan, problem)) {
     const mma::DecodeLayout layout(problem, plan.device);
     mma::launch_prepare(mma::Arrivals(layout, workspace), stream);
     run_decode(plan, layout, problem, tensors, 0, workspace, stream);
@@ -240,22 +253,22 @@ void run_kvcache(const Plan& plan, const KvCacheProblem& problem, const KvCacheT
   };
   if (plan.backend == Backend::kCudaSm90) {
     const AttentionTensors turned = mma::prepared_tensors(problem, tensors, queries);
-    const sm90::PrefillLayouts layouts = layouts_of(plan, attention, turned, problem.cache_rows);  // may refuse
-    if (layouts.complete()) {
+    const Sm90Call call(plan, attention, turned, problem.cache_rows);
+    if (call.layouts.complete()) {
       prepare({});
-      return run_sm90_forward(plan, attention, turned, layouts, problem.cache_rows, workspace, stream);
+      return run_sm90_forward(plan, call, attention, turned, problem.cache_rows, workspace, stream);
     }
   }
   // Also what the copy engine cannot read.
-  if (plan.strategy == Strategy::kSplitQ || plan.strategy == Strategy::kSplitD) {
-    run_mma_forward(attention, prepare({}), plan.device.smem_per_block_bytes, problem.cache_rows, stream);
-  } else if (is_split_d(attention)) {
+  if (plan.strategy == Strategy::kSplitKv && is_split_d(attention)) {
     run_ranges(plan, mma::KeyRangeLayout(attention, plan.device), attention, prepare({}), problem.cache_rows, workspace,
                stream);
-  } else {
+  } else if (decodes(plan, attention)) {
     const mma::DecodeLayout layout(attention, plan.device);
     run_decode(plan, layout, attention, prepare(mma::Arrivals(layout, workspace)), problem.cache_rows, workspace,
                stream);
+  } else {
+    run_mma_forward(attention, prepare({}), plan.device.smem_per_block_bytes, problem.cache_rows, stream);
   }
 }
 

@@ -47,7 +47,8 @@ TEST(MmaTiles, EveryBucketFitsEveryGpu) {
 TEST(MmaTiles, BlocksOfClustersFitHopper) {
   constexpr int64_t kHopper = kSmemLimits[3];
   for (const int bucket : {32, 64, 96, 128, 192, 256}) {
-    for (const catalog::ClusterBlock block : catalog::kClusterBlocks) {
+    for (const auto block :
+         {catalog::ClusterBlock::kShared, catalog::ClusterBlock::kLong, catalog::ClusterBlock::kWide}) {
       const catalog::DecodeTile tile = catalog::cluster_tile(bucket, block);
       EXPECT_LE(tile.smem_bytes() + int64_t{16} * bucket * 4 + 16 * 16 * 8, kHopper) << bucket;
       EXPECT_EQ(tile.blocks_per_multiprocessor(kHopper), block == catalog::ClusterBlock::kShared ? 2 : 1) << bucket;

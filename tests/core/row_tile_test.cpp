@@ -171,7 +171,10 @@ TEST(RowTile, RangesCutTheKeys) {
             int64_t from = begin;
             int rest = keys;
             params.cut(range, kTileKeys, from, rest);
-            if (rest == 0) continue;
+            if (rest == 0) {
+              least = 0;
+              continue;
+            }
             ASSERT_EQ(from, next) << range << " of " << count << " of " << fixed;
             next = from + rest;
             if (fixed > 0) {

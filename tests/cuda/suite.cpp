@@ -132,6 +132,15 @@ Bars bars_of(DType dtype) {
   }
 }
 
+GpuCase make(std::string name, uint64_t seed, DType dtype, const AttentionProblem& problem) {
+  GpuCase c;
+  c.name = fmt::format("{} {}", name, dtype_name(dtype));
+  c.problem.problem = problem;
+  c.problem.problem.dtype = dtype;
+  c.problem.seed = seed;
+  return c;
+}
+
 AttentionProblem sizes(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_kv,
                        int64_t head_dim, int64_t head_dim_v) {
   AttentionProblem problem;

@@ -65,6 +65,8 @@ struct GpuCase {
   // `floor`; a mask that is off by one key in a row shows in fp16 and fp32, not in bf16.
   double slack = 2.0, floor = 0.5;
 };
+// `name` and the dtype's; with `problem` in that dtype.
+GpuCase make(std::string name, uint64_t seed, DType dtype, const AttentionProblem& problem);
 AttentionProblem sizes(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_kv,
                        int64_t head_dim, int64_t head_dim_v);
 AttentionOptions options_of(const AttentionCase& c, Backend backend, Layout layout);

@@ -1,5 +1,6 @@
 // split_kv in two kernels: one writes fp32 results of each range of keys to the workspace, the other merges them.
-// Called by the launch code of mma/split_d and sm90/prefill. No allocation, no synchronisation.
+// The tensors of a range's problem, and the merge.
+// Called by the cuda backends' run(). No allocation, no synchronisation.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,6 @@
 // Programmatic dependent launch: a kernel that starts while the one before it in the stream still runs.
-// Called by the kernels of mma/decode. Before sm_90 both do nothing: launches are then ordered by the stream alone.
+// Called by the kernels of mma/decode and aux/merge_ranges.cu. Before sm_90 both do nothing: launches are then ordered
+// by the stream alone.
 #pragma once
 
 namespace plait::ptx {

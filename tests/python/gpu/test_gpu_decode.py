@@ -2,6 +2,7 @@
 cuda_mma takes, graphs, fixed splits. Called by pytest."""
 
 import math
+import re
 
 import plait
 import pytest
@@ -116,8 +117,10 @@ def test_few_heads_share_their_keys_over_one_or_several_clusters(Hq, Hk, Sk, D, 
     wide_k, wide_v = (x.double().repeat_interleave(Hq // Hk, 1) for x in (k, v))
     expected = torch.softmax(q.double() @ wide_k.transpose(2, 3) / math.sqrt(D), -1) @ wide_v
     out = plait.flash_attention(q, k, v)
-    bar = 4e-3 if dtype == torch.bfloat16 else 6e-4
+    bar = 2.6e-3 if dtype == torch.bfloat16 else 3.25e-4
     assert (out.double() - expected).norm() < bar * expected.norm()
+    if Hk <= 2 and D == 128 and torch.cuda.get_device_capability() == (9, 0):
+        assert re.search(r"shared by [48] cluster\(s\)", plait.explain(q, k, v))
     for _ in range(3):
         assert torch.equal(out, plait.flash_attention(q, k, v))
 
@@ -138,6 +141,10 @@ def test_a_sequence_does_not_depend_on_its_batch(dtype):
         together = plait.flash_attention(q, k, v, split_size=64)
         alone = [plait.flash_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], split_size=64) for i in range(3)]
         assert torch.equal(together, torch.cat(alone))
+    # Keys that sequences share by a stride of zero, which the copy engine does not read.
+    shared = [x[:1].expand(3, -1, -1, -1) for x in (k, v)]
+    together = plait.flash_attention(q, *shared, split_size=64)
+    assert torch.equal(together[:1], plait.flash_attention(q[:1], k[:1], v[:1], split_size=64))
 
 
 @HALF

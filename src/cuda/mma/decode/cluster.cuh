@@ -145,8 +145,8 @@ struct ClusterMerge {
   }
 };
 
-// Grid: blocks of a unit, key heads, sequences. It waits for the kernel before it by itself; where a unit has several
-// clusters, that one zeroes their counters.
+// Grid: blocks of a unit, key heads (spread: and as many clusters of no unit in between), sequences. It waits for the
+// kernel before it by itself; where a unit has several clusters, that one zeroes their counters.
 template <class T, int kHeadDim, catalog::ClusterBlock kBlock, DecodeAccess kAccess>
 __global__ void __launch_bounds__(catalog::cluster_tile(kHeadDim, kBlock).threads(),
                                   catalog::cluster_tile(kHeadDim, kBlock).most_blocks_per_multiprocessor)

@@ -16,6 +16,8 @@ inline constexpr int kVector = 4;  // columns that a thread merges at a time
 // Blocks of a cluster: at most; those of more than the portable number a kernel has to ask for. Clusters of a unit.
 inline constexpr int kMostClusterLog2 = 4, kPortableClusterLog2 = 3, kMostClustersLog2 = 3;
 
+inline constexpr int kLargeClusterMultiprocessors = 132;  // of a GPU that holds clusters of 16
+
 // Bytes per clock: of a multiprocessor with all at work; of all in clusters of 2, 4, 8 and 16 blocks, as a share of
 // that; of a block of each kind (light: over pages, or of narrow heads); of a cluster of 16, which lies in one group of
 // multiprocessors.
@@ -97,6 +99,8 @@ inline DecodeClusters fastest_clusters(const ClusterWork& work) {
   for (int more = 0; more <= kMostClustersLog2; ++more) consider({kPortableClusterLog2, more, kWide});
   // Three or four clusters of 16, in neighbouring groups of multiprocessors, would share the way to one half of the
   // memory.
+  // On smaller GPUs groups have fewer than 16 multiprocessors.
+  if (work.device.multiprocessors < kLargeClusterMultiprocessors) return fastest;
   const bool spread = work.units > 2 && 2 * work.units <= work.device.multiprocessors >> kMostClusterLog2;
   consider({kMostClusterLog2, 0, kWide, spread});
   return fastest;

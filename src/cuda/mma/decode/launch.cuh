@@ -99,7 +99,7 @@ void launch_decode_clusters(const DecodeLayout& layout, const DecodeParams& para
   constexpr DecodeAccess kRows = DecodeAccess::kRows, kAny = DecodeAccess::kAny;
   const bool rows = params.vectors && params.key_group == 0 && params.passes == 1 && params.q.path != LoadPath::kAny;
   const auto units = static_cast<unsigned>(params.units);
-  const dim3 grid(1U << layout.clusters.unit_log2(), layout.clusters.spread ? 2 * units - 1 : units,
+  const dim3 grid(1U << layout.clusters.unit_log2(), layout.clusters.spread ? 2 * units : units,
                   static_cast<unsigned>(params.batch));
   const unsigned cluster = 1U << layout.clusters.blocks_log2;
   const auto go = [&]<catalog::ClusterBlock kBlock>() {

@@ -82,8 +82,8 @@ struct DecodeParams {
   int64_t table_stride, cache_rows;  // cache_rows: rows or pages
   int64_t new_keys;
   // Results.
-  float* partial_out;     // [partials, tile_rows, head_dim_v]
-  float2* partial_stats;  // [partials, tile_rows]: reference, sum
+  float* partial_out;     // [partials, tile_rows, head_dim_v]; of clusters [unit, cluster, row, bucket]
+  float2* partial_stats;  // [partials, tile_rows]: reference, sum; of clusters one for each kVector columns
   int* arrivals;
   DecodeTensor out;
   bool out_float;

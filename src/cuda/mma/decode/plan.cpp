@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "catalog/mma_tiles.hpp"
 #include "cuda/mma/decode/workspace.hpp"
@@ -56,17 +57,32 @@ double prefill_clocks(const AttentionProblem& p, const DeviceInfo& device) {
   return std::max(products, kPrefillStart + filled * read_clocks(p, device));
 }
 
+struct Clocks {
+  double decode, prefill;
+};
+
+// None where there is no choice.
+std::optional<Clocks> compare(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (problem.packed || problem.heads_kv == 0 || problem.batch == 0) return {};
+  const DecodeLayout layout(problem, device);
+  if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return {};
+  return Clocks{decode_clocks(problem, device, layout), prefill_clocks(problem, device)};
+}
+
 }  // namespace
 
 void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
-  if (plan.strategy != Strategy::kAuto || problem.packed || problem.heads_kv == 0 || problem.batch == 0) return;
-  const DecodeLayout layout(problem, device);
-  if (layout.rows == 0 || layout.keys == 0 || !layout.in_limits(problem)) return;
-  const double decode = decode_clocks(problem, device, layout);
-  const double prefill = prefill_clocks(problem, device);
-  plan.strategy = decode < prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
+  if (plan.strategy != Strategy::kAuto) return;
+  const std::optional<Clocks> clocks = compare(problem, device);
+  if (!clocks) return;
+  plan.strategy = clocks->decode < clocks->prefill ? Strategy::kSplitKv : Strategy::kSplitQ;
   plan.reasons.push_back(fmt::format("{}: about {:.0f} thousand clocks over key ranges, {:.0f} over query tiles",
-                                     strategy_name(plan.strategy), decode / 1000, prefill / 1000));
+                                     strategy_name(plan.strategy), clocks->decode / 1000, clocks->prefill / 1000));
+}
+
+bool split_kv_is_faster(const AttentionProblem& problem, const DeviceInfo& device) {
+  const std::optional<Clocks> clocks = compare(problem, device);
+  return clocks && clocks->decode < clocks->prefill;
 }
 
 double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device) {
@@ -80,23 +96,20 @@ double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device
          kPartRowClocks * static_cast<double>(layout.splits * layout.tile_rows * problem.head_dim_v) / 128;
 }
 
-double split_clocks(const AttentionProblem& p, const DeviceInfo& device, int64_t keys) {
-  const DecodeLayout layout(p, device);
-  const int64_t bytes = layout.units * keys * p.joint_passes() * (p.head_dim + p.head_dim_v) * 2;
-  return static_cast<double>(bytes) / kBytesPerClock;
-}
-
 void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan) {
   const DecodeLayout layout(problem, device);
   if (!layout.in_limits(problem)) {
     const bool split = problem.split_size > 0;
+    AttentionProblem whole = problem;  // one split for each sequence
+    whole.split_size = INT64_MAX;
     throw Error(ErrorCode::kUnsupported, split ? "split_size" : "strategy",
                 fmt::format("split_kv cannot serve this call. required: {} rows and {} keys of a head. supported by "
                             "cuda_mma: {}. missing: wider counters. way out: {}",
                             layout.rows, layout.keys, kDecodeLimits,
-                            !split                          ? "use strategy auto"
-                            : layout.keys > kMostNarrowRows ? "leave out split_size, with strategy auto"
-                                                            : "give a larger split_size, or leave it out"));
+                            !split ? "use strategy auto"
+                            : DecodeLayout(whole, device).in_limits(whole)
+                                ? "give a larger split_size, or use strategy auto without one"
+                                : "use strategy auto without split_size"));
   }
   plan.tile_m = layout.tile.rows();
   plan.tile_n = layout.tile.step_keys;

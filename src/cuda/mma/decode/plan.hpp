@@ -10,10 +10,11 @@ namespace plait::cuda::mma {
 // For a forward problem that asks for no strategy: sets kSplitKv where that is faster, with the reason.
 void choose_split(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);
 
-// About how many clocks split_kv takes; infinite where its counters do not hold the problem. A share of them: those of
-// one multiprocessor for a split of `keys` keys of one sequence, with a fixed split_size, whatever the batch.
+// Whether split_kv is faster than split_q. False where it does not serve the problem, or where there is nothing to do.
+bool split_kv_is_faster(const AttentionProblem& problem, const DeviceInfo& device);
+
+// About how many clocks split_kv takes; infinite where its counters do not hold the problem.
 double split_kv_clocks(const AttentionProblem& problem, const DeviceInfo& device);
-double split_clocks(const AttentionProblem& problem, const DeviceInfo& device, int64_t keys);
 
 // Tiles, splits, workspace and reasons of strategy split_kv. Throws where the problem is too large for its counters.
 void plan_decode(const AttentionProblem& problem, const DeviceInfo& device, Plan& plan);

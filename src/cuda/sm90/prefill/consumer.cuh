@@ -23,6 +23,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   static constexpr int kHeadDim = kTile.head_dim, kWarpRows = 16;
   static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead(), kBySums = kTile.by_sums;
   static_assert(!kBySums || kStaged);  // then queries are there as long as scores may be computed once more
+  static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct State {

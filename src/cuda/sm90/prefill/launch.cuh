@@ -44,8 +44,8 @@ template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
                     const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
                     cudaStream_t stream) {
-  constexpr size_t kFew = catalog::sm90_prefill_tile(kHeadDim, 0),
-                   kMany = catalog::sm90_prefill_tile(kHeadDim, INT_MAX);
+  constexpr size_t kFew = catalog::sm90_prefill_tile_index(kHeadDim, 0),
+                   kMany = catalog::sm90_prefill_tile_index(kHeadDim, INT_MAX);
   static_assert(kMany <= kFew + 1);
   const auto launch_one = prefill_tile_index(p) == kFew ? launch_tile<T, kFew> : launch_tile<T, kMany>;
   launch_one(p, t, layouts, ranges, cache_rows, multiprocessors, workspace, stream);

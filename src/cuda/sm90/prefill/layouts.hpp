@@ -12,7 +12,7 @@ struct PrefillLayouts {
   int group = 1;  // query heads that are rows of one tile of q
 
   // cache_rows: of a dense cache, else 0. `group`: of a key head, if the copy engine can read their rows in turn.
-  static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group = 1) {
+  static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group) {
     const catalog::Sm90PrefillTile& tile = prefill_tile(p);
     const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
     PrefillLayouts found{{},
@@ -34,6 +34,6 @@ struct PrefillLayouts {
 
 // The same. Throws Error kUnsupported where they are not complete and the call asks for cuda_sm90.
 PrefillLayouts readable_layouts(const AttentionProblem& problem, const AttentionTensors& tensors, int64_t cache_rows,
-                                int group = 1);
+                                int group);
 
 }  // namespace plait::cuda::sm90

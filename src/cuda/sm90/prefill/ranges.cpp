@@ -96,7 +96,7 @@ RangeLayout::RangeLayout(const AttentionProblem& p, const DeviceInfo& device) : 
   if (rows > 0 && keys > 0) {
     const RowTiles tiles(p, group);
     const double merged_bytes = static_cast<double>(rows * p.head_dim_v) * 4 / device.multiprocessors;
-    const auto estimate = [&](int64_t n) {
+    const auto clocks_with = [&](int64_t n) {
       return clocks_of(p, device, tiles, n) + kMergeStart + static_cast<double>(n) * merged_bytes / kMergeBytesPerClock;
     };
     if (p.split_size > 0) {
@@ -104,14 +104,15 @@ RangeLayout::RangeLayout(const AttentionProblem& p, const DeviceInfo& device) : 
       const int64_t of_range = std::min(p.split_size > keys ? keys : ceil_div(p.split_size, per) * per, keys);
       count = ceil_div(keys, of_range);
       ranges.keys = static_cast<int>(std::min(of_range, kMost));
+      clocks = clocks_with(count);
     } else {
+      clocks = clocks_with(1);
       for (int64_t n = 2; n <= std::min(tiles.most_keys, kMostRanges); ++n) {
-        if (estimate(n) < estimate(count)) count = n;
+        if (const double with_n = clocks_with(n); with_n < clocks) clocks = with_n, count = n;
       }
     }
-    clocks = estimate(count);
-    if (rows > kMost / count || tiles.count > kMost / count || keys > kMostNarrowRows) count = 0;
   }
+  if (rows > kMost / count || keys > kMostNarrowRows) count = 0;
   ranges.count = static_cast<int>(count);
   counter_bytes = prefill_workspace_bytes(p);
   out_bytes = aligned(count * rows * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
@@ -120,13 +121,6 @@ RangeLayout::RangeLayout(const AttentionProblem& p, const DeviceInfo& device) : 
 
 double split_q_clocks(const AttentionProblem& p, const DeviceInfo& device) {
   return clocks_of(p, device, RowTiles(p, 1), 1);
-}
-
-double split_clocks(const AttentionProblem& p, int64_t keys) {
-  const RowTiles tiles(p, 1);
-  const double of_split =
-      std::ceil(static_cast<double>(keys) / tiles.tile.tile_keys) * static_cast<double>(p.joint_passes());
-  return static_cast<double>(p.heads_q * tiles.of_head) * (of_split * tiles.step + kRowTile);
 }
 
 }  // namespace plait::cuda::sm90

@@ -14,30 +14,28 @@
 namespace plait::cuda::sm90 {
 
 struct RangeLayout {
-  int group =
-      1;  // query heads of a key head that are rows of one tile, position by position, so that few queries fill it
+  // Query heads of a key head that are rows of one tile, position by position, so that few queries fill it.
+  int group = 1;
   KeyRanges ranges;
   int64_t rows = 0;  // of all sequences and heads: of a range's results
   int64_t counter_bytes = 0, out_bytes = 0, lse_bytes = 0;
   double clocks = 0;  // of the whole call, about
 
   RangeLayout(const AttentionProblem& problem, const DeviceInfo& device);
-
-  // One range's problem for the kernel, with `rows_group` heads as rows: fp32 results without sinks.
-  AttentionProblem problem_of(const AttentionProblem& p, int rows_group) const {
-    AttentionProblem inner = p;
-    inner.heads_q /= rows_group, inner.seqlen_q *= rows_group;
-    inner.has_sinks = false, inner.out_dtype = DType::kFloat32;
-    return inner;
-  }
   int64_t workspace_bytes() const { return counter_bytes + out_bytes + lse_bytes; }
   // Ranges, keys, rows and row tiles are counted in 32 bits.
   bool in_limits() const { return ranges.count > 0; }
 };
 
+// One range's problem for the kernel, with `group` heads as rows: fp32 results without sinks.
+inline AttentionProblem range_problem(const AttentionProblem& p, int group) {
+  AttentionProblem inner = p;
+  inner.heads_q /= group, inner.seqlen_q *= group;
+  inner.has_sinks = false, inner.out_dtype = DType::kFloat32;
+  return inner;
+}
+
 // About how many clocks a call takes without ranges.
 double split_q_clocks(const AttentionProblem& problem, const DeviceInfo& device);
-// Clocks of one multiprocessor for a split of `keys` keys of one sequence, with a fixed split_size: whatever the batch.
-double split_clocks(const AttentionProblem& problem, int64_t keys);
 
 }  // namespace plait::cuda::sm90

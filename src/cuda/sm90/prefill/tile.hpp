@@ -26,7 +26,7 @@ inline int64_t row_keys(const AttentionProblem& p) {
 
 inline size_t prefill_tile_index(const AttentionProblem& p) {
   const int64_t keys = std::min<int64_t>(row_keys(p), INT_MAX);  // the planner refuses more later
-  return catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v), keys);
+  return catalog::sm90_prefill_tile_index(std::max(p.head_dim, p.head_dim_v), keys);
 }
 
 inline const catalog::Sm90PrefillTile& prefill_tile(const AttentionProblem& p) {
