@@ -126,20 +126,24 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   __device__ __forceinline__ void weigh_first(State& s) const {
     release_scored(s);
     float sum[2] = {0.0f, 0.0f};
-    bool raised;
-    constexpr int kHalf = kKeyTiles / 2;
-    const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-    if (kBySums && kKeyTiles % 4 == 0 && uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2) {
-      auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
-      mask(s, lower);
-      raised = raise(s, lower);
-      exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
+    bool raised = false, half = false;
+    if constexpr (kBySums) {
+      constexpr int kHalf = kKeyTiles / 2;
+      const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
+      half = uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2;
+      if (half) {
+        auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
+        mask(s, lower);
+        raised = raise(s, lower);
+        exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
 #pragma unroll
-      for (int n = kHalf; n < kKeyTiles; ++n) {
+        for (int n = kHalf; n < kKeyTiles; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
+          for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
+        }
       }
-    } else {
+    }
+    if (!half) {
       mask(s, s.scores);
       raised = raise(s, s.scores);
       exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/wgmma_192.cuh"
+#include "cuda/ptx/wgmma_256.cuh"
 #include "cuda/sm90/prefill/storage.cuh"
 
 namespace plait::cuda::sm90 {
@@ -12,7 +13,7 @@ struct PrefillProducts {
   using QueryTile = typename PrefillStorage<T, kTile>::QueryTile;
   using KeyTile = typename PrefillStorage<T, kTile>::KeyTile;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim <= 192 ? kHeadDim : 128;  // of one wgmma
+  static constexpr int kOutColumns = kHeadDim;  // of one wgmma
 
   using Scores = float[1][kKeys / 8][4];
   using Output = float[1][kHeadDim / 8][4];
