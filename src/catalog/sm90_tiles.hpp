@@ -21,6 +21,7 @@ struct Sm90PrefillTile {
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
   int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
   int most_keys;      // that a row sees in the mean: if more, the bucket's next tile
+  bool by_sums;       // references are raised by sums of probabilities; keys are kept until then
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
   static constexpr int kWorkBytes = 136, kRangeBytes = 16;
@@ -48,11 +49,11 @@ struct Sm90PrefillTile {
 // In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
 // registers of consumers and producers, eighths, in_turn_above, most_keys.
 inline constexpr std::array<Sm90PrefillTile, 5> kSm90PrefillTiles{{
-    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, INT_MAX},
-    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, INT_MAX},
-    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, INT_MAX},
-    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, 4096},
-    {256, 2, 80, 64, 2, 2, 2, 232, 40, 8, 4096, INT_MAX},
+    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, INT_MAX, true},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, INT_MAX, false},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, INT_MAX, false},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, 4096, false},
+    {256, 2, 80, 64, 2, 2, 2, 232, 40, 8, 4096, INT_MAX, false},
 }};
 
 // Which of them: of the bucket that holds head_dim, at most the last, for rows that see `keys` keys in the mean, at

@@ -88,6 +88,18 @@ TEST(WgmmaTile, StepsNeverCarryIntoOtherFields) {
   EXPECT_EQ(columns.leading, static_cast<uint32_t>(Tile::kBlockBytes));
 }
 
+// From slot to slot of a ring in 32 bits.
+TEST(WgmmaTile, DescriptorsOfLaterSlotsDifferInTheLowWord) {
+  constexpr uint32_t kAddress = 0x0c000;
+  for (int slot = 0; slot < 4; ++slot) {
+    const uint64_t steps = slot * tile::descriptor_step(Tile::kBytes);
+    EXPECT_EQ(tile::advance_descriptor(Tile::rows_operand(kAddress), steps),
+              Tile::rows_operand(kAddress + slot * Tile::kBytes));
+    EXPECT_EQ(tile::advance_descriptor(Tile::columns_operand(kAddress), steps),
+              Tile::columns_operand(kAddress + slot * Tile::kBytes));
+  }
+}
+
 TEST(Sm90Tiles, FitAMultiprocessor) {
   constexpr int64_t kSmemLimit = 227 * 1024;
   constexpr int kMostThreads = 1024, kMostKeys = 256;

@@ -1,4 +1,4 @@
-// The copy engine: boxes of a tensor described by a tensor map, from global to shared memory.
+// The copy engine: boxes of a tensor described by a tensor map, between global and shared memory.
 // Called by the kernels of cuda_sm90, by one thread each.
 #pragma once
 
@@ -27,6 +27,20 @@ __device__ __forceinline__ void tma_load_5d(uint32_t target, const CUtensorMap& 
       "l"(&map), "r"(barrier), "r"(coordinates[0]), "r"(coordinates[1]), "r"(coordinates[2]), "r"(coordinates[3]),
       "r"(coordinates[4])
       : "memory");
+}
+
+// Copies the box at `coordinates` from `source` to the map's tensor; what lies outside of it is left out. What was
+// written to `source` has to be behind fence_async_copies().
+__device__ __forceinline__ void tma_store_5d(const CUtensorMap& map, uint32_t source, const int (&coordinates)[5]) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5,%6}], [%1];" ::"l"(&map),
+               "r"(source), "r"(coordinates[0]), "r"(coordinates[1]), "r"(coordinates[2]), "r"(coordinates[3]),
+               "r"(coordinates[4])
+               : "memory");
+}
+
+// Waits until the stores of this thread have read their sources.
+__device__ __forceinline__ void tma_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 }  // namespace plait::ptx

@@ -22,6 +22,12 @@ constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t leading_bytes, ui
 // What to add to a descriptor for an operand `bytes` (a multiple of 16) further on; addresses end far below 2^18.
 constexpr uint64_t descriptor_step(int bytes) { return static_cast<uint64_t>(bytes) >> 4; }
 
+// The descriptor of an operand `steps` such steps further on. Only its low word changes.
+constexpr uint64_t advance_descriptor(uint64_t descriptor, uint64_t steps) {
+  const auto low = static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(steps);
+  return descriptor >> 32 << 32 | low;
+}
+
 // kRows rows of kColumns 16-bit elements: blocks of 64 columns one behind the other, rows of 128 bytes in each, whose
 // 16-byte chunks are permuted by the row. At an address that is a multiple of kSwizzleAlignBytes.
 template <int kTileRows, int kColumns>

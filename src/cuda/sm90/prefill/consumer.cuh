@@ -4,179 +4,263 @@
 
 #include "cuda/sm90/prefill/epilogue.cuh"
 #include "cuda/sm90/prefill/products.cuh"
+#include "cuda/sm90/prefill/reader.cuh"
 #include "cuda/sm90/prefill/softmax.cuh"
+#include "cuda/sm90/prefill/warp_scores.cuh"
 
 namespace plait::cuda::sm90 {
 
 template <class T, catalog::Sm90PrefillTile kTile>
-struct PrefillConsumer {
-  using Storage = PrefillStorage<T, kTile>;
+struct PrefillConsumer : PrefillReader<T, kTile> {
+  using Reader = PrefillReader<T, kTile>;
+  using Reader::kKeys, Reader::params, Reader::storage, Reader::warpgroup, Reader::lane;
+  using typename Reader::KeyRing, typename Reader::Position, typename Reader::Storage;
   using Products = PrefillProducts<T, kTile>;
   using Scores = typename Products::Scores;
   using Output = typename Products::Output;
   using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
-  using KeyRing = RingPosition<kTile.stages>;
-  static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys, kWarpRows = 16;
-  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead();
+  static constexpr int kHeadDim = kTile.head_dim, kWarpRows = 16;
+  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead(), kBySums = kTile.by_sums;
+  static_assert(!kBySums || kStaged);  // then queries are there as long as scores may be computed once more
   static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
-  struct Position {
-    RingPosition<kTile.work_slots> work;
-    RingPosition<kTile.query_slots> query;
-    KeyRing key;  // of keys; values are as far, or one tile behind
+  struct State {
+    Output out;
+    Scores scores;
+    Weights weights;  // of the tile of keys at `at.key`, whose values wait for them
+    Rows rows;
+    float factor[2];
+    Position at;
+    KeyRange keys;
+    bool settled;  // all rows of the warp have seen a key
+    KeyRing next;  // tile of keys
+    bool landed;   // it
   };
-
-  const PrefillParams& params;
-  Storage& storage;
-  int warpgroup, lane;
 
   // All row tiles that the producer finds. Scores of one tile of keys are computed while those of the tile before weigh
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
-    Position at;
-    at.query.advance(warpgroup % kTile.query_parts());
-    KeyRange keys;
+    State s;
+    s.at.query.advance(warpgroup % kTile.query_parts());
     int skipped;
-    if (!find_rows(at, keys, skipped)) return;
-    skip(at.key, skipped);
-    Output out;
-    Scores scores;
-    Weights weights;
-    Rows rows;
-    float factor[2];
-    Products::clear(out);
-    wait_queries(at);
-    wait_keys(at.key);
-    multiply_keys(scores, at);
+    if (!find_rows(s.at, s.keys, skipped)) return;
+    skip(s.at.key, skipped);
+    Products::clear(s.out);
+    s.settled = false;
+    wait_queries(s.at);
+    wait_keys(s.at.key);
+    multiply_keys(s);
     ptx::wgmma_wait<0>();
-    ptx::hold(scores[0]);
-    release_scored(at, keys);
-    weigh(scores, rows, factor, at, keys);
-    weigh_rest(scores, rows);
-    Products::pack_weights(weights, scores);
-    bool landed = false;  // the next keys
+    ptx::hold(s.scores[0]);
+    do {
+      weigh_first(s);
 #pragma unroll 1
-    for (;;) {
-      const KeyRing values = at.key;
-      bool held = true;  // the slot of the values
-      at.key.advance();
-      if (keys.first > keys.end) [[likely]] {
-        keys.first -= kKeys;
-        if (!landed) wait_keys(at.key);
-        multiply_keys(scores, at);
-        wait_values(values);
-        Products::multiply_values(out, weights, storage.v[values.slot]);
-        ptx::wgmma_wait<1>();
-        ptx::hold(scores[0]);
-      } else {
-        wait_values(values);
-        Products::multiply_values(out, weights, storage.v[values.slot]);
-        const PrefillWork& work = storage.work[at.work.slot];
-        const bool last = work.last;  // pass: the row tile is done
-        uint64_t& work_empty = storage.works.empty[at.work.slot];
-        uint64_t& query_empty = storage.queries_empty[at.query.slot];
-        const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
-        if (kStaged && !last) release(query_empty);
-        at.work.advance();
-        at.query.advance(kTile.query_parts());
-        if (keys.end > 0) held = leave_out(out, at, values, held, keys.end / kKeys);  // others need these tiles
-        const bool more = find_rows(at, keys, skipped);
-        KeyRing unseen = at.key;
-        const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
-        if (few) {
-          skip(storage.keys, at.key, skipped);
-        } else {
-          held = leave_out(out, at, values, held, skipped);
-        }
-        const auto multiply_first_keys = [&] {
-          if (more) {
-            wait_queries(at);
-            wait_keys(at.key);
-          }
-          multiply_keys(scores, at);  // without more, of whatever lies there
-        };
-        if (last) {
-          if (kAhead) multiply_first_keys();
-          const int row = warp() * kWarpRows;
-          finish_rows(factor, rows, params, work, row, lane);
-          ptx::wgmma_wait<kAhead ? 1 : 0>();
-          ptx::hold(out[0]);
-          if (!kStaged && held) {
-            release(storage.values.empty[values.slot]);
-            held = false;
-          }
-          store_output<T, typename Storage::QueryTile, kStaged>(out[0], factor, params, work, row,
-                                                                work.tile * kTile.rows() + row, stage, lane);
-          if (kStaged) release(query_empty);
-          if (few) skip(storage.values, unseen, skipped);
-          ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
-          if (!kAhead) multiply_first_keys();
-          ptx::wgmma_wait<0>();
-          ptx::hold(scores[0]);
-          if (!more) return;
-          Products::clear(out);
-          rows = Rows();
-        } else {  // the next pass: O is not touched, and scores are where they are in the branch above
-          multiply_first_keys();
-          if (few) skip(storage.values, unseen, skipped);
-          ptx::mbarrier_arrive(ptx::shared_address(&work_empty));
-          ptx::wgmma_wait<0>();
-          ptx::hold(scores[0]);
-        }
-      }
-      release_scored(at, keys);
-      const bool raised = weigh(scores, rows, factor, at, keys);
-      KeyRing next = at.key;
-      next.advance();
-      landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[next.slot]), next.parity);
-      // A loop in this branch keeps the compiler from moving exponentials behind the next wait. These values landed
-      // long ago; a slot that was released may have been filled again, for a phase that ends later or never.
-      if (raised && held) [[unlikely]]
-        wait_values(values);
-      ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
-      ptx::hold(out[0]);
-      if (raised) [[unlikely]]
-        Rows::rescale(out, factor);
-      if (held) release(storage.values.empty[values.slot]);
-      weigh_rest(scores, rows);
-      Products::pack_weights(weights, scores);
-    }
+      while (s.keys.first > s.keys.end) step(s);
+    } while (find_next(s));
   }
 
  private:
-  // The warp has scores: it has read these keys, and if they are the last ones the queries.
-  __device__ __forceinline__ void release_scored(const Position& at, const KeyRange& keys) const {
-    release(storage.keys.empty[at.key.slot]);
-    if (!kStaged && keys.first <= keys.end) release(storage.queries_empty[at.query.slot]);
-  }
+  using Reader::find_rows, Reader::release, Reader::skip, Reader::uniform;
+  using Reader::wait_keys, Reader::wait_queries, Reader::wait_values, Reader::warp;
 
-  // The warp has read a slot.
-  __device__ __forceinline__ void release(uint64_t& empty) const {
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty));
-  }
-
-  // Leaves out tiles of keys and values that other warpgroups of the block need.
-  __device__ __forceinline__ void skip(KeyRing& at, int tiles) const {
-#pragma unroll 1
-    for (; tiles > 0; --tiles) {
-      KeyRing values = at;
-      skip(storage.values, values, 1);
-      skip(storage.keys, at, 1);
+  // From one tile of keys to the next one of the same row tile.
+  __device__ __forceinline__ void step(State& s) const {
+    const KeyRing values = s.at.key;
+    s.at.key = s.next;
+    s.keys.first -= kKeys;
+    if (!s.landed) [[unlikely]]
+      wait_keys(s.at.key);
+    multiply_keys(s);
+    wait_values(values);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    ptx::wgmma_wait<1>();
+    ptx::hold(s.scores[0]);
+    if (!kBySums) release_scored(s);
+    const bool known = s.keys.first >= s.keys.whole_from && s.keys.first + kKeys <= s.keys.whole_to;
+    bool raised = false;
+    float of_tile[2] = {0.0f, 0.0f};
+    auto& sum = kBySums ? of_tile : s.rows.sum;
+    if (kBySums ? !known || !s.settled : !known) [[unlikely]]
+      mask(s, s.scores);
+    const bool by_maxima = !kBySums || !known || !s.settled;
+    if (by_maxima) raised = raise(s, s.scores);
+    exponentiate<0, kEarly>(s.scores, params.score.to_log2, s.rows, sum);
+    look(s);
+    // Never: it keeps the compiler from moving exponentials behind the next wait.
+    if (kBySums ? params.works == 0 : raised) wait_values(values);
+    ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
+    ptx::hold(s.out[0]);
+    if (!kBySums && raised) [[unlikely]]
+      Rows::rescale(s.out, s.factor);
+    release(storage.values.empty[values.slot]);
+    exponentiate<kEarly, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
+    if (kBySums) {
+      const bool fits = by_maxima || (sum[0] <= kMostSum && sum[1] <= kMostSum);
+      const bool done = __all_sync(kAllLanes, fits && !raised);
+      Products::pack_weights(s.weights, s.scores);  // while they vote
+      if (!done) [[unlikely]] {
+        if (!__all_sync(kAllLanes, fits)) {
+          raised = recover(s, sum);
+          Products::pack_weights(s.weights, s.scores);
+        }
+        if (raised) Rows::rescale(s.out, s.factor);
+      }
+      release_scored(s);
+      s.rows.sum[0] += sum[0];
+      s.rows.sum[1] += sum[1];
+    } else {
+      Products::pack_weights(s.weights, s.scores);
     }
   }
-  __device__ __forceinline__ void skip(Ring<kTile.stages>& ring, KeyRing& at, int tiles) const {
-#pragma unroll 1
-    for (; tiles > 0; --tiles, at.advance()) {
-      wait(ring, at);
-      release(ring.empty[at.slot]);
+
+  // The warp is done with these keys, and if they are the last ones with the queries.
+  __device__ __forceinline__ void release_scored(const State& s) const {
+    release(storage.keys.empty[s.at.key.slot]);
+    if (!kStaged && s.keys.first <= s.keys.end) release(storage.queries_empty[s.at.query.slot]);
+  }
+
+  // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there. Below a diagonal, the
+  // rows of a warp may see keys of its lower half alone.
+  __device__ __forceinline__ void weigh_first(State& s) const {
+    release_scored(s);
+    float sum[2] = {0.0f, 0.0f};
+    bool raised = false, half = false;
+    if constexpr (kBySums) {
+      constexpr int kHalf = kKeyTiles / 2;
+      const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
+      half = uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2;
+      if (half) {
+        auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
+        mask(s, lower);
+        raised = raise(s, lower);
+        exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
+#pragma unroll
+        for (int n = kHalf; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
+        }
+      }
+    }
+    if (!half) {
+      mask(s, s.scores);
+      raised = raise(s, s.scores);
+      exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
+    }
+    if (raised) Rows::rescale(s.out, s.factor);
+    s.rows.sum[0] += sum[0];
+    s.rows.sum[1] += sum[1];
+    Products::pack_weights(s.weights, s.scores);
+    look(s);
+  }
+
+  // Where the keys behind this tile are, and whether they have landed.
+  __device__ __forceinline__ void look(State& s) const {
+    s.next = s.at.key;
+    s.next.advance();
+    s.landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[s.next.slot]), s.next.parity);
+  }
+
+  // Softcap and masks, where the tile of keys is not whole.
+  template <int kTiles>
+  __device__ __forceinline__ void mask(const State& s, float (&scores)[1][kTiles][4]) const {
+    const KeyRange& keys = s.keys;
+    if (keys.first >= keys.whole_from && keys.first + kKeys <= keys.whole_to) return;
+    if (params.score.transform) transform_scores(scores, params.score);
+    const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
+    if (keys.first < keys.whole_from) {
+      apply_bounds(scores, bounds, keys.first, lane);
+    } else {
+      apply_bounds<false>(scores, bounds, keys.first, lane);
     }
   }
 
-  // The same while values are weighed: their slot has to be free before the others can fill. Returns whether it is held
-  // still: no.
+  // References by the maxima of scores. Returns whether out is to be multiplied by `factor`.
+  template <int kTiles>
+  __device__ __forceinline__ bool raise(State& s, const float (&scores)[1][kTiles][4]) const {
+    const bool raised = raise_references(scores, params.score.to_log2, s.rows, s.factor);
+    if (kBySums) {
+      s.settled = __all_sync(kAllLanes, fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX);
+    }
+    return raised;
+  }
+
+  // Raises references by the sums of probabilities, in place of the maxima of scores. Where one is too high, once more
+  // from the scores. Returns as raise().
+  __device__ __forceinline__ bool recover(State& s, float (&sum)[2]) const {
+    if (__all_sync(kAllLanes, sum[0] <= kMostRaise && sum[1] <= kMostRaise)) {
+      raise_by_sums(s.scores, sum, s.rows, s.factor);
+      return true;
+    }
+    multiply_keys_by_warp<T, typename Storage::QueryTile, typename Storage::KeyTile, kHeadDim>(
+        s.scores[0], ptx::shared_address(storage.q[s.at.query.slot]), warp() * kWarpRows,
+        ptx::shared_address(storage.k[s.at.key.slot]), lane);
+    const bool raised = raise_references(s.scores, params.score.to_log2, s.rows, s.factor);
+    sum[0] = sum[1] = 0.0f;
+    exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
+    return raised;
+  }
+
+  // The end of a row tile, or of a pass over its keys: the product with the last values, and the first scores of what
+  // comes next. False: nothing.
+  __device__ __forceinline__ bool find_next(State& s) const {
+    Position& at = s.at;
+    const KeyRing values = at.key;
+    bool held = true;  // the slot of the values
+    at.key.advance();
+    wait_values(values);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    const PrefillWork& work = storage.work[at.work.slot];
+    const bool last = work.last;  // pass: the row tile is done
+    uint64_t& work_empty = storage.works.empty[at.work.slot];
+    uint64_t& query_empty = storage.queries_empty[at.query.slot];
+    const uint32_t stage = ptx::shared_address(storage.q[at.query.slot]);
+    if (kStaged && !last) release(query_empty);
+    at.work.advance();
+    at.query.advance(kTile.query_parts());
+    if (s.keys.end > 0) held = leave_out(s.out, at, values, held, s.keys.end / kKeys);  // others need these tiles
+    int skipped;
+    const bool more = find_rows(at, s.keys, skipped);
+    KeyRing unseen = at.key;
+    const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
+    if (few) {
+      skip(storage.keys, at.key, skipped);
+    } else {
+      held = leave_out(s.out, at, values, held, skipped);
+    }
+    if (kAhead) multiply_first_keys(s, more);
+    const int row = warp() * kWarpRows;
+    float out_factor[2];
+    if (last) finish_rows(out_factor, s.rows, params, work, row, lane);
+    ptx::wgmma_wait<kAhead ? 1 : 0>();
+    ptx::hold(s.out[0]);
+    if (held) release(storage.values.empty[values.slot]);
+    if (last) {
+      store_output<T, typename Storage::QueryTile, kStaged>(s.out[0], out_factor, params, work, row,
+                                                            work.tile * kTile.rows() + row, stage, lane);
+      if (kStaged) release(query_empty);
+      Products::clear(s.out);
+      s.rows = Rows();
+    }
+    if (few) skip(storage.values, unseen, skipped);
+    ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
+    if (!kAhead) multiply_first_keys(s, more);
+    ptx::wgmma_wait<0>();
+    ptx::hold(s.scores[0]);
+    return more;
+  }
+
+  __device__ __forceinline__ void multiply_first_keys(State& s, bool more) const {
+    if (more) {
+      wait_queries(s.at);
+      wait_keys(s.at.key);
+    }
+    multiply_keys(s);  // without more, of whatever lies there
+  }
+
+  // Leaves out tiles of keys while values are weighed: their slot has to be free before the others can fill. Returns
+  // whether it is held still: no.
   __device__ __forceinline__ bool leave_out(Output& out, Position& at, const KeyRing& values, bool held,
                                             int tiles) const {
     if (held) {
@@ -188,63 +272,9 @@ struct PrefillConsumer {
     return false;
   }
 
-  // Of the block's consumers. Read anew each time: registers are short.
-  static __device__ __forceinline__ int warp() {
-    unsigned thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return static_cast<int>(thread / 32);
-  }
-
-  // The same for all lanes, which the compiler then knows.
-  static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
-
-  // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.
-  __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys, int& skipped) const {
-    const int slot = at.work.slot;
-    skipped = 0;
-    ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
-    const PrefillWork& work = storage.work[slot];
-    if (work.tile < 0) return false;
-    const KeyRange range = storage.ranges[slot][warp()];
-    keys = {uniform(range.first), uniform(range.end), uniform(range.whole_from), uniform(range.whole_to)};
-    skipped = static_cast<int>(static_cast<unsigned>(uniform(work.key_count) - 1 - keys.first) / kKeys);
-    return true;
-  }
-
-  __device__ __forceinline__ void wait_queries(const Position& at) const {
-    const uint64_t& full = storage.queries_full[at.work.slot][warpgroup % kTile.query_parts()];
-    ptx::mbarrier_wait(ptx::shared_address(&full), at.work.parity);
-  }
-  __device__ __forceinline__ void wait_keys(const KeyRing& at) const { wait(storage.keys, at); }
-  __device__ __forceinline__ void wait_values(const KeyRing& at) const { wait(storage.values, at); }
-  __device__ __forceinline__ void wait(const Ring<kTile.stages>& ring, const KeyRing& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&ring.full[at.slot]), at.parity);
-  }
-
-  __device__ __forceinline__ void multiply_keys(Scores& scores, const Position& at) const {
-    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : at.query.slot;  // of queries: the only one
-    Products::multiply_keys(scores, storage.q[slot], storage.k[at.key.slot], warpgroup);
-  }
-
-  // Scores of the keys from keys.first on become probabilities, the last of them in weigh_rest(). Returns whether out
-  // is to be multiplied by `factor`.
-  __device__ __forceinline__ bool weigh(Scores& scores, Rows& rows, float (&factor)[2], const Position& at,
-                                        const KeyRange& keys) const {
-    if (keys.first < keys.whole_from || keys.first + kKeys > keys.whole_to) [[unlikely]] {
-      if (params.score.transform) transform_scores(scores, params.score);
-      const int2* bounds = storage.bounds[at.work.slot] + warp() * kWarpRows;
-      if (keys.first < keys.whole_from) {
-        apply_bounds(scores, bounds, keys.first, lane);
-      } else {
-        apply_bounds<false>(scores, bounds, keys.first, lane);
-      }
-    }
-    const bool raised = raise_references(scores, params.score.to_log2, rows, factor);
-    exponentiate<0, kEarly>(scores, params.score.to_log2, rows);
-    return raised;
-  }
-  __device__ __forceinline__ void weigh_rest(Scores& scores, Rows& rows) const {
-    exponentiate<kEarly, kKeyTiles>(scores, params.score.to_log2, rows);
+  __device__ __forceinline__ void multiply_keys(State& s) const {
+    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : s.at.query.slot;  // the only one
+    Products::multiply_keys(s.scores, storage.q[0], slot, storage.k[0], s.at.key.slot, warpgroup);
   }
 };
 

@@ -63,8 +63,6 @@ __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float 
   }
 }
 
-inline constexpr int kStagedRows = 4;
-
 // fp32 rows, two elements a thread: the quad of a row writes 32 bytes next to each other.
 template <int kOutTiles>
 __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float (&factor)[2],
@@ -82,13 +80,10 @@ __device__ inline void store_rows(const float (&out)[kOutTiles][4], const float 
   }
 }
 
-// 16-bit rows through shared memory, so that neighbouring threads write a row's 64 elements. `stage`: rows from `slab`
-// on of a Tile, of the warp alone. Rows that are kStagedRows apart are even steps apart.
+// To where the queries of the warp were, rows from `slab` on of a Tile, for the copy engine.
 template <class T, class Tile, int kOutTiles>
-__device__ inline void store_staged(const float (&out)[kOutTiles][4], const float (&factor)[2], const OutputRows<T>& to,
-                                    uint32_t stage, int slab, int lane) {
-  constexpr int kChunks = tile::kBlockColumns / tile::kChunkElems, kPasses = 16 / kStagedRows;
-  static_assert(kChunks * kStagedRows == 32);
+__device__ inline void stage_rows(const float (&out)[kOutTiles][4], const float (&factor)[2], uint32_t stage, int slab,
+                                  int lane) {
 #pragma unroll
   for (int n = 0; n < kOutTiles; n += 2) {
     uint32_t r[4];
@@ -99,28 +94,7 @@ __device__ inline void store_staged(const float (&out)[kOutTiles][4], const floa
     }
     ptx::stmatrix_x4(stage + Tile::chunk_bytes(slab + lane % 16, n + lane / 16), r);
   }
-  __syncwarp();
-  uint4 rows[kPasses][Tile::kBlocks];
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-    for (int block = 0; block < Tile::kBlocks; ++block) {
-      const int row = slab + pass * kStagedRows + lane / kChunks;
-      rows[pass][block] = ptx::load_shared_16(stage + Tile::chunk_bytes(row, block * kChunks + lane % kChunks));
-    }
-  }
   ptx::fence_async_copies();
-  const int columns = to.layout.dim - lane % kChunks * tile::kChunkElems;
-  T* at = to.row(lane / kChunks) + lane % kChunks * tile::kChunkElems;
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass, at += kStagedRows * to.layout.row_stride) {
-    const bool exists = pass * kStagedRows + lane / kChunks < to.rows;
-#pragma unroll
-    for (int block = 0; block < Tile::kBlocks; ++block) {
-      const int column = block * tile::kBlockColumns;
-      if (exists && column < columns) ptx::store_global_16(at + column, rows[pass][block]);
-    }
-  }
 }
 
 // Element by element, where O does not lie in whole aligned chunks.
@@ -194,6 +168,10 @@ template <class T, class Tile, bool kStaged, int kOutTiles>
 __device__ inline void store_output(const float (&out)[kOutTiles][4], const float (&factor)[2],
                                     const PrefillParams& params, const PrefillWork& work, int row, int first_row,
                                     uint32_t stage, int lane) {
+  if (kStaged && params.copies_out) {
+    stage_rows<T, Tile>(out, factor, stage, row, lane);
+    return;
+  }
   const CanonicalTensor& to = params.tensors.out;
   const int rows = work.rows - row;
   if (params.problem.out_dtype == DType::kFloat32 && params.out.path != LoadPath::kAny) {
@@ -202,9 +180,6 @@ __device__ inline void store_output(const float (&out)[kOutTiles][4], const floa
     store_elements<float>(out, factor, {static_cast<float*>(to.data) + work.out, first_row, rows, params.out}, lane);
   } else if (params.out.path == LoadPath::kAny) {
     store_elements<T>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, lane);
-  } else if (kStaged && params.out.period <= kStagedRows && params.q.index.column_blocks == Tile::kBlocks) {
-    store_staged<T, Tile>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, stage, row,
-                          lane);
   } else {
     store_rows<T>(out, factor, {static_cast<T*>(to.data) + work.out, first_row, rows, params.out}, lane);
   }

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 
     if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
-    PrefillConsumer<T, kTile>{params, storage, warpgroup, lane}.run();
+    PrefillConsumer<T, kTile>{{params, storage, warpgroup, lane}}.run();
   }
 }
 

@@ -23,12 +23,17 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
   if (works == 0) return;
   const RowTileOrder order = row_tile_order(p, kTile.rows(), cache_rows, multiprocessors, ranges.count > 0);
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
+  // Columns of the queries that no copy fills have to stay zero.
+  const bool copies_out = layouts.out && p.out_dtype == p.dtype && kTile.stages_output() &&
+                          p.head_dim > kTile.head_dim - tile::kBlockColumns;
   const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
                              row_tile_map(t.k, layouts.k.value()),
                              row_tile_map(t.v, layouts.v.value()),
+                             copies_out ? row_tile_map(t.out, *layouts.out) : RowTileMap{},
                              p,
                              t,
                              row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
+                             copies_out,
                              ScoreScale::of(p),
                              order.sections,
                              order.turns,

@@ -9,15 +9,19 @@ namespace plait::cuda::sm90 {
 
 struct PrefillLayouts {
   std::optional<RowTileLayout> q, k, v;
-  int group = 1;  // query heads that are rows of one tile of q
+  std::optional<RowTileLayout> out;  // may be missing
+  int group = 1;                     // query heads that are rows of one tile of q
 
   // cache_rows: of a dense cache, else 0. `group`: of a key head, if the copy engine can read their rows in turn.
   static PrefillLayouts of(const AttentionProblem& p, const AttentionTensors& t, int64_t cache_rows, int group) {
     const catalog::Sm90PrefillTile& tile = prefill_tile(p);
     const int64_t batch = p.packed ? 1 : p.batch, batch_kv = p.cached ? cache_rows : batch;
+    AttentionProblem outer = p;  // O has no pseudo-heads in joint mode
+    if (p.mode == HeadMode::kJoint) outer.mode = HeadMode::kPlain, outer.pseudo_heads = 1;
     PrefillLayouts found{{},
                          row_tile_layout(p, t.k, p.head_dim, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
-                         row_tile_layout(p, t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys)};
+                         row_tile_layout(p, t.v, p.head_dim_v, p.seqlen_kv, p.heads_kv, batch_kv, tile.tile_keys),
+                         row_tile_layout(outer, t.out, p.head_dim_v, p.seqlen_q, p.heads_q, batch, tile.rows())};
     if (group > 1) {  // as the pseudo-heads of interleaved rows
       AttentionProblem rows = p;
       rows.mode = HeadMode::kInterleaved, rows.pseudo_heads = group;

@@ -52,18 +52,23 @@ struct PrefillProducer {
     publish(at);
   }
 
-  // Copies the queries, the keys, or the values, of all row tiles, by one lane each: slots of keys are free earlier
-  // than those of the values before them. In turn, keys and values are copied by one lane, in the order of the steps.
+  // Copies the queries (and O), the keys, or the values, of all row tiles, by one lane each: slots of keys are free
+  // earlier than those of the values before them. In turn, keys and values are copied by one lane, in the order of the
+  // steps.
   __device__ __forceinline__ void copy_queries() const {
-    WorkRing at;
-    RingPosition<kTile.query_slots> slot;
-    for (; wait_found(at); at.advance()) {
-      for (int part = 0; part < kTile.query_parts(); ++part, slot.advance()) {
-        ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity ^ 1);
-        copy_queries(storage.work[at.slot], part * kTile.query_rows, storage.q[slot.slot],
-                     storage.queries_full[at.slot][part]);
+    if constexpr (kTile.stages_output()) {
+      copy_queries_and_out();
+    } else {
+      WorkRing at;
+      RingPosition<kTile.query_slots> slot;
+      for (; wait_found(at); at.advance()) {
+        for (int part = 0; part < kTile.query_parts(); ++part, slot.advance()) {
+          ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity ^ 1);
+          copy_queries(storage.work[at.slot], part * kTile.query_rows, storage.q[slot.slot],
+                       storage.queries_full[at.slot][part]);
+        }
+        ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
       }
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
     }
   }
   __device__ __forceinline__ void copy_keys() const { copy_key_tiles(true, params.in_turn); }
@@ -71,6 +76,37 @@ struct PrefillProducer {
 
  private:
   using KeyTile = typename Storage::KeyTile;
+
+  // Slots of queries are full of O when they are let go of.
+  __device__ __forceinline__ void copy_queries_and_out() const {
+    WorkRing at, done;
+    RingPosition<kTile.query_slots> slot, done_slot;
+    int filled = 0;
+    for (;;) {
+      if (filled == kTile.query_slots) {
+        end_queries(done, done_slot);
+        --filled;
+      }
+      if (!wait_found(at)) break;
+      copy_queries(storage.work[at.slot], 0, storage.q[slot.slot], storage.queries_full[at.slot][0]);
+      at.advance();
+      slot.advance();
+      ++filled;
+    }
+    for (; filled > 0; --filled) end_queries(done, done_slot);
+  }
+
+  // Waits until a slot of queries is free, or full of O, which is copied.
+  __device__ __forceinline__ void end_queries(WorkRing& at, RingPosition<kTile.query_slots>& slot) const {
+    ptx::mbarrier_wait(ptx::shared_address(&storage.queries_empty[slot.slot]), slot.parity);
+    const PrefillWork& work = storage.work[at.slot];
+    const bool copies = params.copies_out && work.last;
+    if (copies) copy_out(work, slot.slot);
+    ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    if (copies) ptx::tma_stores_read();
+    at.advance();
+    slot.advance();
+  }
 
   __device__ __forceinline__ void copy_key_tiles(bool keys, bool values) const {
     WorkRing at;
@@ -201,6 +237,20 @@ struct PrefillProducer {
     copy<typename Storage::QueryTile>(params.q, to, full, rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
                                       static_cast<int>(work.sequence.batch), work.pass);
+  }
+
+  __device__ __forceinline__ void copy_out(const PrefillWork& work, int slot) const {
+    using Tile = typename Storage::QueryTile;
+    const RowTileIndex& index = params.copied_out.index;
+    const int per = static_cast<int>(params.problem.rows_per_position());
+    const int begin = work.tile * kTile.rows(), rows = min(work.rows, kTile.rows());
+    const int end = static_cast<int>(work.sequence.q_begin) * per + begin + rows;
+#pragma unroll 1
+    for (int block = 0; block < index.column_blocks; ++block) {
+      const auto to = index.coordinates(block * tile::kBlockColumns, rows, end, work.head,
+                                        static_cast<int>(work.sequence.batch), 0);
+      ptx::tma_store_5d(params.copied_out.map, ptx::shared_address(storage.q[slot]) + block * Tile::kBlockBytes, to.at);
+    }
   }
 
   // The last keys first: the tiles that a causal mask cuts come before the long run of whole ones.

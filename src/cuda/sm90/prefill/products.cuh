@@ -2,7 +2,8 @@
 // Called by consumer.cuh.
 #pragma once
 
-#include "cuda/ptx/wgmma.cuh"
+#include "cuda/ptx/wgmma_192.cuh"
+#include "cuda/ptx/wgmma_256.cuh"
 #include "cuda/sm90/prefill/storage.cuh"
 
 namespace plait::cuda::sm90 {
@@ -12,39 +13,44 @@ struct PrefillProducts {
   using QueryTile = typename PrefillStorage<T, kTile>::QueryTile;
   using KeyTile = typename PrefillStorage<T, kTile>::KeyTile;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim % 128 == 0 ? 128 : 64;  // of one wgmma
+  static constexpr int kOutColumns = kHeadDim;  // of one wgmma
 
   using Scores = float[1][kKeys / 8][4];
   using Output = float[1][kHeadDim / 8][4];
   using Weights = uint32_t[kKeys / tile::kWgmmaDepth][4];  // probabilities as operands
 
-  // Starts scores = q k^T.
-  static __device__ __forceinline__ void multiply_keys(Scores& scores, const char* q, const char* k, int warpgroup) {
+  // Starts scores = q k^T. `q`, `k`: the slots of queries and keys, of which it takes one each.
+  static __device__ __forceinline__ void multiply_keys(Scores& scores, const char* q, int q_slot, const char* k,
+                                                       int k_slot, int warpgroup) {
     const int row = warpgroup * kTile.kWarpgroupRows % QueryTile::kRows;
-    const uint64_t queries = QueryTile::rows_operand(ptx::shared_address(q), row);
-    const uint64_t keys = KeyTile::rows_operand(ptx::shared_address(k));
+    const uint64_t rows = QueryTile::rows_operand(ptx::shared_address(q), row);
+    const uint64_t queries = tile::advance_descriptor(rows, q_slot * tile::descriptor_step(QueryTile::kBytes));
+    const uint64_t keys = tile::advance_descriptor(KeyTile::rows_operand(ptx::shared_address(k)),
+                                                   k_slot * tile::descriptor_step(KeyTile::kBytes));
     ptx::hold(scores[0]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kHeadDim / tile::kWgmmaDepth; ++d) {
-      ptx::Wgmma<T, kKeys>::shared(scores[0], queries + QueryTile::rows_operand_step(d),
-                                   keys + KeyTile::rows_operand_step(d), d != 0);
+      ptx::Wgmma<T, kKeys>::shared(scores[0], tile::advance_descriptor(queries, QueryTile::rows_operand_step(d)),
+                                   tile::advance_descriptor(keys, KeyTile::rows_operand_step(d)), d != 0);
     }
     ptx::wgmma_commit();
   }
 
-  // Starts out += weights v.
-  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v) {
+  // Starts out += weights v. `v`: the slots of values.
+  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v,
+                                                         int v_slot) {
     ptx::hold(out[0]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int part = 0; part < kHeadDim / kOutColumns; ++part) {
-      const uint64_t values =
-          KeyTile::columns_operand(ptx::shared_address(v), part * kOutColumns / tile::kBlockColumns);
+      const uint64_t first = KeyTile::columns_operand(ptx::shared_address(v), part * kOutColumns / tile::kBlockColumns);
+      const uint64_t values = tile::advance_descriptor(first, v_slot * tile::descriptor_step(KeyTile::kBytes));
       auto& columns = reinterpret_cast<float(&)[kOutColumns / 8][4]>(out[0][part * kOutColumns / 8]);
 #pragma unroll
       for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n], values + KeyTile::columns_operand_step(n), 1);
+        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n],
+                                              tile::advance_descriptor(values, KeyTile::columns_operand_step(n)), 1);
       }
     }
     ptx::wgmma_commit();

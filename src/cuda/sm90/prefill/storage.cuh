@@ -34,10 +34,11 @@ struct alignas(16) KeyRange {
 };
 
 struct PrefillParams {
-  RowTileMap q, k, v;
+  RowTileMap q, k, v, copied_out;  // the last one is not set if O is not copied
   AttentionProblem problem;
   AttentionTensors tensors;
   RowLayout out;
+  bool copies_out;  // from where the queries were
   ScoreScale score;
   PrefillOrder order;
   bool turns;  // sections run from long to short and from short to long in turn; the last from long to short
