@@ -20,7 +20,6 @@ struct Sm90PrefillTile {
   int consumer_registers, producer_registers;
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
   int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
-  int most_keys;      // that a row sees in the mean: if more, the bucket's next tile
   bool by_sums;       // references are raised by sums of probabilities; keys are kept until then
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
@@ -31,10 +30,8 @@ struct Sm90PrefillTile {
   constexpr int threads() const { return (warpgroups + 1) * kWarpgroupThreads; }
   constexpr int warps() const { return warpgroups * kWarpgroupWarps; }
   constexpr int query_parts() const { return rows() / query_rows; }  // slots that a row tile takes
-  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once, which
-  // with slots for one row tile come too late for scores ahead of the store of O.
+  // With slots for two row tiles, O goes where the queries were. Else these make room for the next ones at once.
   constexpr bool stages_output() const { return query_slots >= 2 * query_parts(); }
-  constexpr bool scores_ahead() const { return query_slots > query_parts(); }
   // Tiles of 16-bit elements; [lo, hi) of each row, keys of each warp, what is known of a row tile; barriers; in whole
   // swizzle patterns.
   constexpr int64_t smem_bytes() const {
@@ -47,21 +44,19 @@ struct Sm90PrefillTile {
 };
 
 // In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
-// registers of consumers and producers, eighths, in_turn_above, most_keys.
-inline constexpr std::array<Sm90PrefillTile, 5> kSm90PrefillTiles{{
-    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, INT_MAX, true},
-    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, INT_MAX, false},
-    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, INT_MAX, false},
-    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, 4096, false},
-    {256, 2, 80, 64, 2, 2, 2, 232, 40, 8, 4096, INT_MAX, false},
+// registers of consumers and producers, eighths, in_turn_above, by_sums.
+inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
+    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, true},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, false},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, false},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, false},
 }};
 
-// Which of them: of the bucket that holds head_dim, at most the last, for rows that see `keys` keys in the mean, at
-// most INT_MAX.
-constexpr size_t sm90_prefill_tile_index(int64_t head_dim, int64_t keys) {
+// That of the bucket which holds head_dim, at most the last.
+constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim) {
   size_t index = 0;
-  while (kSm90PrefillTiles[index].head_dim < head_dim || kSm90PrefillTiles[index].most_keys < keys) ++index;
-  return index;
+  while (kSm90PrefillTiles[index].head_dim < head_dim) ++index;
+  return kSm90PrefillTiles[index];
 }
 
 }  // namespace plait::catalog

@@ -114,40 +114,16 @@ TEST(Sm90Tiles, FitAMultiprocessor) {
     EXPECT_LE(tile.rows(), kMostKeys) << "rows of a copy";
     EXPECT_EQ(tile.tile_keys % 16, 0);
     EXPECT_TRUE(tile.query_rows == tile.rows() || tile.query_rows == tile.kWarpgroupRows);
-    EXPECT_GE(tile.query_slots, tile.query_parts());
-    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile_index(tile.head_dim, tile.most_keys)], tile);
+    EXPECT_GT(tile.query_slots, tile.query_parts());
+    EXPECT_EQ(catalog::sm90_prefill_tile(tile.head_dim), tile);
+    EXPECT_EQ(catalog::sm90_prefill_tile(tile.head_dim - 63), tile);
   }
 }
 
-// Keys per row decide in bucket 256: half of a causal sequence's, no more than a window's, in the mean of packed ones.
-TEST(Sm90Tiles, FewKeysPerRow) {
+TEST(Sm90Tiles, HoldTheWiderHeadDim) {
   AttentionProblem p;
-  p.batch = 1;
-  p.head_dim = p.head_dim_v = 256;
-  const auto keys = [&](int64_t seqlen) {
-    p.seqlen_q = p.seqlen_kv = seqlen;
-    return cuda::sm90::prefill_tile(p).tile_keys;
-  };
-  EXPECT_EQ(keys(4096), 64);
-  EXPECT_EQ(keys(4097), 80);
-  EXPECT_EQ(keys(int64_t{1} << 40), 80) << "the planner refuses it later";
-  p.causal = true;
-  EXPECT_EQ(keys(8192), 64);
-  EXPECT_EQ(keys(9000), 80);
-  p.window_left = 3000;
-  EXPECT_EQ(keys(9000), 64);
-  p.causal = false;
-  EXPECT_EQ(keys(9000), 80) << "all that follow a row";
-  p.window_right = 3000;
-  EXPECT_EQ(keys(9000), 80);
-  p.window_right = 0;
-  EXPECT_EQ(keys(9000), 64);
-  p.window_left = p.window_right = -1;
-  p.packed = true;
-  p.batch = 4;
-  EXPECT_EQ(keys(12000), 64);
-  p.head_dim_v = 100;
   p.head_dim = 64;
+  p.head_dim_v = 100;
   EXPECT_EQ(cuda::sm90::prefill_tile(p).head_dim, 128);
 }
 

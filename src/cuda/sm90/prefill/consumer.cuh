@@ -21,9 +21,10 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   using Weights = typename Products::Weights;
   using Rows = SoftmaxRows<2>;
   static constexpr int kHeadDim = kTile.head_dim, kWarpRows = 16;
-  static constexpr bool kStaged = kTile.stages_output(), kAhead = kTile.scores_ahead(), kBySums = kTile.by_sums;
+  static constexpr bool kStaged = kTile.stages_output(), kBySums = kTile.by_sums;
   static_assert(!kBySums || kStaged);  // then queries are there as long as scores may be computed once more
   static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
+  static_assert(kTile.query_slots > kTile.query_parts());  // scores of the next row tile come ahead of the store of O
   static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
 
   struct State {
@@ -229,11 +230,11 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     } else {
       held = leave_out(s.out, at, values, held, skipped);
     }
-    if (kAhead) multiply_first_keys(s, more);
+    multiply_first_keys(s, more);
     const int row = warp() * kWarpRows;
     float out_factor[2];
     if (last) finish_rows(out_factor, s.rows, params, work, row, lane);
-    ptx::wgmma_wait<kAhead ? 1 : 0>();
+    ptx::wgmma_wait<1>();
     ptx::hold(s.out[0]);
     if (held) release(storage.values.empty[values.slot]);
     if (last) {
@@ -245,7 +246,6 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     }
     if (few) skip(storage.values, unseen, skipped);
     ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
-    if (!kAhead) multiply_first_keys(s, more);
     ptx::wgmma_wait<0>();
     ptx::hold(s.scores[0]);
     return more;
@@ -273,8 +273,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   }
 
   __device__ __forceinline__ void multiply_keys(State& s) const {
-    const int slot = kTile.query_slots == kTile.query_parts() ? warpgroup : s.at.query.slot;  // the only one
-    Products::multiply_keys(s.scores, storage.q[0], slot, storage.k[0], s.at.key.slot, warpgroup);
+    Products::multiply_keys(s.scores, storage.q[0], s.at.query.slot, storage.k[0], s.at.key.slot, warpgroup);
   }
 };
 

@@ -2,8 +2,6 @@
 // Called by variant.cu.in's translation units.
 #pragma once
 
-#include <climits>
-
 #include "cuda/runtime/launch.cuh"
 #include "cuda/sm90/prefill/kernel.cuh"
 #include "cuda/sm90/prefill/order.cuh"
@@ -12,11 +10,11 @@
 
 namespace plait::cuda::sm90 {
 
-template <class T, size_t kIndex>
-void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
-                 const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
-                 cudaStream_t stream) {
-  constexpr catalog::Sm90PrefillTile kTile = catalog::kSm90PrefillTiles[kIndex];
+template <class T, int kHeadDim>
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
+                    const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
+                    cudaStream_t stream) {
+  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t row_tiles = tiles_bound(p, kTile.rows(), false) * p.heads_q,
                 works = row_tiles * std::max(1, ranges.count);
@@ -41,19 +39,8 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
                              static_cast<unsigned>(works),
                              counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
                              sequence_keys(p) > kTile.in_turn_above};
-  launch(prefill_kernel<T, kIndex>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
+  launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
-}
-
-template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
-                    const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
-                    cudaStream_t stream) {
-  constexpr size_t kFew = catalog::sm90_prefill_tile_index(kHeadDim, 0),
-                   kMany = catalog::sm90_prefill_tile_index(kHeadDim, INT_MAX);
-  static_assert(kMany <= kFew + 1);
-  const auto launch_one = prefill_tile_index(p) == kFew ? launch_tile<T, kFew> : launch_tile<T, kMany>;
-  launch_one(p, t, layouts, ranges, cache_rows, multiprocessors, workspace, stream);
 }
 
 }  // namespace plait::cuda::sm90

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
 
 #include "catalog/sm90_tiles.hpp"
 #include "core/problem.hpp"
@@ -16,21 +15,8 @@ inline int64_t sequence_keys(const AttentionProblem& p) {
   return p.seqlen_kv * p.rows_per_position() / sequences;
 }
 
-// Keys that a row sees in the mean of a problem with as many rows as keys.
-inline int64_t row_keys(const AttentionProblem& p) {
-  const int64_t keys = p.causal ? sequence_keys(p) / 2 : sequence_keys(p);
-  if (p.window_left < 0) return keys;
-  const bool ends = p.causal || p.window_right >= 0;
-  return ends ? std::min(keys, p.window_left + 1 + (p.causal ? 0 : p.window_right)) : keys;
-}
-
-inline size_t prefill_tile_index(const AttentionProblem& p) {
-  const int64_t keys = std::min<int64_t>(row_keys(p), INT_MAX);  // the planner refuses more later
-  return catalog::sm90_prefill_tile_index(std::max(p.head_dim, p.head_dim_v), keys);
-}
-
 inline const catalog::Sm90PrefillTile& prefill_tile(const AttentionProblem& p) {
-  return catalog::kSm90PrefillTiles[prefill_tile_index(p)];
+  return catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
 }
 
 }  // namespace plait::cuda::sm90
