@@ -46,10 +46,10 @@ struct Sm90PrefillTile {
 // In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
 // registers of consumers and producers, eighths, in_turn_above, by_sums.
 inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 192, 2, 3, 4, 160, 32, 8, INT_MAX, true},
-    {128, 2, 128, 128, 2, 2, 4, 232, 40, 5, 1024, false},
-    {192, 2, 64, 64, 3, 3, 4, 232, 40, 8, 4096, false},
-    {256, 2, 64, 64, 3, 2, 2, 232, 40, 8, 4096, false},
+    {64, 3, 128, 192, 2, 3, 4, 160, 32, 7, INT_MAX, true},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 2, 1024, false},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 6, 1024, false},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 5, 4096, false},
 }};
 
 // That of the bucket which holds head_dim, at most the last.
