@@ -21,6 +21,7 @@ struct Sm90PrefillTile {
   int early_eighths;  // of the exponentials that come before the wait for O; the others come behind it
   int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
   bool by_sums;       // references are raised by sums of probabilities; keys are kept until then
+  bool ragged;        // for windows and packed sequences
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
   static constexpr int kWorkBytes = 136, kRangeBytes = 16;
@@ -44,19 +45,23 @@ struct Sm90PrefillTile {
 };
 
 // In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
-// registers of consumers and producers, eighths, in_turn_above, by_sums.
-inline constexpr std::array<Sm90PrefillTile, 4> kSm90PrefillTiles{{
-    {64, 3, 128, 192, 2, 3, 4, 160, 32, 7, INT_MAX, true},
-    {128, 2, 128, 128, 2, 2, 4, 232, 40, 2, 1024, false},
-    {192, 2, 64, 64, 3, 3, 4, 232, 40, 6, 1024, false},
-    {256, 2, 64, 64, 3, 2, 2, 232, 40, 5, 4096, false},
+// registers of consumers and producers, eighths, in_turn_above, by_sums, ragged.
+inline constexpr std::array<Sm90PrefillTile, 5> kSm90PrefillTiles{{
+    {64, 4, 64, 256, 2, 4, 4, 112, 32, 5, INT_MAX, true, false},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 2, 1024, false, false},
+    {128, 3, 64, 192, 2, 3, 4, 152, 56, 2, 1024, true, true},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 6, 1024, false, false},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 5, 4096, false, false},
 }};
 
-// That of the bucket which holds head_dim, at most the last.
-constexpr const Sm90PrefillTile& sm90_prefill_tile(int64_t head_dim) {
+// Which of them: of the bucket that holds head_dim, at most the last; the ragged one, if it has one and that is asked
+// for.
+constexpr size_t sm90_prefill_tile_index(int64_t head_dim, bool ragged) {
   size_t index = 0;
   while (kSm90PrefillTiles[index].head_dim < head_dim) ++index;
-  return kSm90PrefillTiles[index];
+  const size_t next = index + 1;
+  const bool has_ragged = next < kSm90PrefillTiles.size() && kSm90PrefillTiles[next].ragged;
+  return ragged && has_ragged ? next : index;
 }
 
 }  // namespace plait::catalog

@@ -115,16 +115,30 @@ TEST(Sm90Tiles, FitAMultiprocessor) {
     EXPECT_EQ(tile.tile_keys % 16, 0);
     EXPECT_TRUE(tile.query_rows == tile.rows() || tile.query_rows == tile.kWarpgroupRows);
     EXPECT_GT(tile.query_slots, tile.query_parts());
-    EXPECT_EQ(catalog::sm90_prefill_tile(tile.head_dim), tile);
-    EXPECT_EQ(catalog::sm90_prefill_tile(tile.head_dim - 63), tile);
+    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile_index(tile.head_dim, tile.ragged)], tile);
+    EXPECT_EQ(catalog::kSm90PrefillTiles[catalog::sm90_prefill_tile_index(tile.head_dim - 63, tile.ragged)], tile);
   }
 }
 
-TEST(Sm90Tiles, HoldTheWiderHeadDim) {
+// The wider head dim decides on the bucket; windows and packed sequences on the tile of bucket 128.
+TEST(Sm90Tiles, OfAProblem) {
   AttentionProblem p;
+  const auto tile = [&] { return cuda::sm90::prefill_tile(p); };
   p.head_dim = 64;
   p.head_dim_v = 100;
-  EXPECT_EQ(cuda::sm90::prefill_tile(p).head_dim, 128);
+  p.causal = true;
+  EXPECT_EQ(tile().head_dim, 128);
+  EXPECT_EQ(tile().tile_keys, 128);
+  for (int64_t AttentionProblem::* side : {&AttentionProblem::window_left, &AttentionProblem::window_right}) {
+    p.*side = 100;
+    EXPECT_EQ(tile().head_dim, 128);
+    EXPECT_EQ(tile().tile_keys, 64);
+    p.*side = -1;
+  }
+  p.packed = true;
+  EXPECT_EQ(tile().tile_keys, 64);
+  p.head_dim = 256;
+  EXPECT_FALSE(tile().ragged) << "bucket 256 has one tile";
 }
 
 }  // namespace

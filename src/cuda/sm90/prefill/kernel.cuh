@@ -31,10 +31,10 @@ __device__ __forceinline__ void clear_columns(char (&slots)[kSlots][Tile::kBytes
   }
 }
 
-template <class T, int kHeadDim>
-__global__ void __launch_bounds__(catalog::sm90_prefill_tile(kHeadDim).threads(), 1)
+template <class T, size_t kIndex>
+__global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 1)
     prefill_kernel(const __grid_constant__ PrefillParams params) {
-  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
+  constexpr catalog::Sm90PrefillTile kTile = catalog::kSm90PrefillTiles[kIndex];
   extern __shared__ __align__(1024) char shared[];
   using Storage = PrefillStorage<T, kTile>;
   auto& storage = *reinterpret_cast<Storage*>(shared);

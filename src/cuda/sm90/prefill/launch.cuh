@@ -10,11 +10,11 @@
 
 namespace plait::cuda::sm90 {
 
-template <class T, int kHeadDim>
-void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
-                    const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
-                    cudaStream_t stream) {
-  constexpr catalog::Sm90PrefillTile kTile = catalog::sm90_prefill_tile(kHeadDim);
+template <class T, size_t kIndex>
+void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
+                 const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
+                 cudaStream_t stream) {
+  constexpr catalog::Sm90PrefillTile kTile = catalog::kSm90PrefillTiles[kIndex];
   static_assert(sizeof(PrefillStorage<T, kTile>) <= kTile.smem_bytes());
   const int64_t row_tiles = tiles_bound(p, kTile.rows(), false) * p.heads_q,
                 works = row_tiles * std::max(1, ranges.count);
@@ -39,8 +39,18 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
                              static_cast<unsigned>(works),
                              counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
                              sequence_keys(p) > kTile.in_turn_above};
-  launch(prefill_kernel<T, kHeadDim>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
+  launch(prefill_kernel<T, kIndex>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
+}
+
+template <class T, int kHeadDim>
+void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const PrefillLayouts& layouts,
+                    const KeyRanges& ranges, int64_t cache_rows, int multiprocessors, void* workspace,
+                    cudaStream_t stream) {
+  constexpr size_t kEven = catalog::sm90_prefill_tile_index(kHeadDim, false),
+                   kRagged = catalog::sm90_prefill_tile_index(kHeadDim, true);
+  const auto launch_one = prefill_tile_index(p) == kEven ? launch_tile<T, kEven> : launch_tile<T, kRagged>;
+  launch_one(p, t, layouts, ranges, cache_rows, multiprocessors, workspace, stream);
 }
 
 }  // namespace plait::cuda::sm90

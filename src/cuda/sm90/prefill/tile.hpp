@@ -15,8 +15,14 @@ inline int64_t sequence_keys(const AttentionProblem& p) {
   return p.seqlen_kv * p.rows_per_position() / sequences;
 }
 
+// Windows end, and packed sequences begin, anywhere in a tile: less of more and smaller tiles is in vain.
+inline size_t prefill_tile_index(const AttentionProblem& p) {
+  const bool ragged = p.packed || p.window_left >= 0 || p.window_right >= 0;
+  return catalog::sm90_prefill_tile_index(std::max(p.head_dim, p.head_dim_v), ragged);
+}
+
 inline const catalog::Sm90PrefillTile& prefill_tile(const AttentionProblem& p) {
-  return catalog::sm90_prefill_tile(std::max(p.head_dim, p.head_dim_v));
+  return catalog::kSm90PrefillTiles[prefill_tile_index(p)];
 }
 
 }  // namespace plait::cuda::sm90
