@@ -22,6 +22,7 @@ struct Sm90PrefillTile {
   int in_turn_above;  // keys of a sequence: if more, one lane copies keys and values in turn; else one each
   bool by_sums;       // references are raised by sums of probabilities; keys are kept until then
   bool ragged;        // for windows and packed sequences
+  int step_clocks;    // of a tile of keys, measured with one row tile on each multiprocessor; for the planner
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
   static constexpr int kWorkBytes = 136, kRangeBytes = 16;
@@ -45,13 +46,13 @@ struct Sm90PrefillTile {
 };
 
 // In order of the buckets: bucket, warpgroups, keys, rows of queries, slots of queries, of keys and values, of works,
-// registers of consumers and producers, eighths, in_turn_above, by_sums, ragged.
+// registers of consumers and producers, eighths, in_turn_above, by_sums, ragged, step_clocks.
 inline constexpr std::array<Sm90PrefillTile, 5> kSm90PrefillTiles{{
-    {64, 4, 64, 256, 2, 4, 4, 112, 32, 5, INT_MAX, true, false},
-    {128, 2, 128, 128, 2, 2, 4, 232, 40, 2, 1024, false, false},
-    {128, 3, 64, 192, 2, 3, 4, 152, 56, 2, 1024, true, true},
-    {192, 2, 64, 64, 3, 3, 4, 232, 40, 6, 1024, false, false},
-    {256, 2, 64, 64, 3, 2, 2, 232, 40, 5, 4096, false, false},
+    {64, 4, 64, 256, 2, 4, 4, 112, 32, 5, INT_MAX, true, false, 1460},
+    {128, 2, 128, 128, 2, 2, 4, 232, 40, 2, 1024, false, false, 2300},
+    {128, 3, 64, 192, 2, 3, 4, 152, 56, 2, 1024, true, true, 1670},
+    {192, 2, 64, 64, 3, 3, 4, 232, 40, 6, 1024, false, false, 1780},
+    {256, 2, 64, 64, 3, 2, 2, 232, 40, 5, 4096, false, false, 2300},
 }};
 
 // Which of them: of the bucket that holds head_dim, at most the last; the ragged one, if it has one and that is asked

@@ -10,11 +10,11 @@
 namespace plait::cuda::sm90 {
 namespace {
 
-// By measurements on an H200, in clocks of a multiprocessor. A tile of keys takes the tensor cores' time, or the chain
-// of one warp's instructions; less by kShared where warpgroups have no rows, as far as they are missing. A launch, with
-// the first keys from memory, and with a counter to clear; a row tile besides its tiles of keys; a merge: its launch,
-// and bytes of partial results, written and read.
-constexpr double kFlopsPerClock = 4096, kTensorSlack = 1.05, kChain = 2400, kShared = 0.6;
+// By measurements on an H200, in clocks of a multiprocessor. A tile of keys takes the catalog's step_clocks; less by
+// kShared where warpgroups have no rows, as far as they are missing. A launch, with the first keys from memory, and
+// with a counter to clear; a row tile besides its tiles of keys; a merge: its launch, and bytes of partial results,
+// written and read.
+constexpr double kShared = 0.65;
 constexpr double kStart = 10000, kCounterStart = 2200, kRowTile = 4400, kMergeStart = 4500, kMergeBytesPerClock = 10;
 // Keys and values from memory: a multiprocessor's share with all at work, and what one block reads at most.
 constexpr double kBytesPerClock = 18.5, kBlockBytesPerClock = 45;
@@ -47,10 +47,9 @@ struct RowTiles {
       most_keys = std::max(most_keys, tiles), sum += static_cast<double>(tiles);
     }
     mean_keys = sum / static_cast<double>(std::max<int64_t>(1, samples));
-    const double flops = 4.0 * tile.rows() * tile.tile_keys * tile.head_dim;
     const auto idle =
         static_cast<double>(tile.warpgroups - ceil_div(std::min<int64_t>(all, tile.rows()), tile.kWarpgroupRows));
-    step = std::max(kTensorSlack * flops / kFlopsPerClock, kChain) * (1 - kShared * idle / tile.warpgroups);
+    step = tile.step_clocks * (1 - kShared * idle / tile.warpgroups);
   }
 };
 
