@@ -6,6 +6,7 @@
 #include "core/mask.hpp"
 #include "core/problem.hpp"
 #include "cuda/common/lanes.hpp"
+#include "cuda/common/prefill_order.hpp"
 
 namespace plait::cuda {
 
@@ -41,13 +42,6 @@ __device__ inline DeviceSequence device_sequence(const AttentionProblem& p, cons
 struct TileOfSequence {
   int64_t sequence, tile;
 };
-
-// How many blocks a launch needs so that find_tile() reaches every tile; the host does not read packed lengths.
-inline int64_t tiles_bound(const AttentionProblem& p, int64_t tile_rows, bool keys) {
-  const int64_t rows = (keys ? p.seqlen_kv : p.seqlen_q) * p.rows_per_position();
-  if (!p.packed) return p.batch * ((rows + tile_rows - 1) / tile_rows);
-  return rows == 0 ? 0 : rows / tile_rows + p.batch + 1;
-}
 
 // The index-th tile over all sequences. Called by whole warps: the lanes count the tiles of 32 sequences at a time.
 __device__ inline TileOfSequence find_tile(const AttentionProblem& p, const AttentionTensors& t, int64_t index,

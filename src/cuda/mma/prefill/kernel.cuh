@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(catalog::prefill_tiles(kHeadDim)[kChoice].thre
 
   const Mainloop mainloop{params, storage, warp, lane};
   {
-    PrefillWork work = find_work(problem, tensors, params.order, blockIdx.x, kTile.rows());
+    PrefillWork work = find_work(problem, tensors, params.order, params.order.place(blockIdx.x), kTile.rows());
     if (work.tile < 0) return;
     mainloop.load_queries(work, 0);  // on their way while the keys are found
     const RowMask mask = RowMask::of(problem, work.sequence.q_len, work.sequence.kv_len);

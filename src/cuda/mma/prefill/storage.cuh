@@ -5,7 +5,7 @@
 #include "catalog/mma_tiles.hpp"
 #include "cuda/common/apply_mask.cuh"
 #include "cuda/common/loader.cuh"
-#include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/common/schedule.cuh"
 
 namespace plait::cuda::mma {
 

@@ -86,7 +86,8 @@ __device__ __forceinline__ void run_split_d_forward(const SplitDParams& params, 
       {params, storage}, static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32)};
   const unsigned range = params.ranges.count > 1 ? blockIdx.x / params.blocks : 0;
   {
-    PrefillWork work = find_work(problem, tensors, params.order, blockIdx.x - range * params.blocks, kTile.rows);
+    const PrefillOrder::Place place = params.order.place(blockIdx.x - range * params.blocks);
+    PrefillWork work = find_work(problem, tensors, params.order, place, kTile.rows);
     if (work.tile < 0) return;
     const RowMask mask = RowMask::of(problem, work.sequence.q_len, work.sequence.kv_len);
     const int64_t row_begin = int64_t{work.tile} * kTile.rows;

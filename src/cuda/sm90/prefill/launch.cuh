@@ -4,7 +4,7 @@
 
 #include "cuda/runtime/launch.cuh"
 #include "cuda/sm90/prefill/kernel.cuh"
-#include "cuda/sm90/prefill/order.cuh"
+#include "cuda/sm90/prefill/order.hpp"
 #include "cuda/sm90/prefill/prefill.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 
@@ -19,26 +19,26 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
   const int64_t row_tiles = tiles_bound(p, kTile.rows(), false) * p.heads_q,
                 works = row_tiles * std::max(1, ranges.count);
   if (works == 0) return;
-  const RowTileOrder order = row_tile_order(p, kTile.rows(), cache_rows, multiprocessors, ranges.count > 0);
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   // Columns of the queries that no copy fills have to stay zero.
   const bool copies_out = layouts.out && p.out_dtype == p.dtype && kTile.stages_output() &&
                           p.head_dim > kTile.head_dim - tile::kBlockColumns;
-  const PrefillParams params{row_tile_map(t.q, layouts.q.value()),
-                             row_tile_map(t.k, layouts.k.value()),
-                             row_tile_map(t.v, layouts.v.value()),
-                             copies_out ? row_tile_map(t.out, *layouts.out) : RowTileMap{},
-                             p,
-                             t,
-                             row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
-                             copies_out,
-                             ScoreScale::of(p),
-                             order.sections,
-                             order.turns,
-                             range_params(p, ranges, layouts.group, row_tiles),
-                             static_cast<unsigned>(works),
-                             counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
-                             sequence_keys(p) > kTile.in_turn_above};
+  const PrefillParams params{
+      .q = row_tile_map(t.q, layouts.q.value()),
+      .k = row_tile_map(t.k, layouts.k.value()),
+      .v = row_tile_map(t.v, layouts.v.value()),
+      .copied_out = copies_out ? row_tile_map(t.out, *layouts.out) : RowTileMap{},
+      .problem = p,
+      .tensors = t,
+      .out = row_layout(p, t.out, p.head_dim_v, dtype_bytes(p.out_dtype)),
+      .copies_out = copies_out,
+      .score = ScoreScale::of(p),
+      .order = row_tile_order(p, kTile.rows(), cache_rows, multiprocessors, ranges.count > 0),
+      .ranges = range_params(p, ranges, layouts.group, row_tiles),
+      .works = static_cast<unsigned>(works),
+      .issued = counts_row_tiles(p) ? static_cast<unsigned*>(workspace) : nullptr,
+      .in_turn = sequence_keys(p) > kTile.in_turn_above,
+  };
   launch(prefill_kernel<T, kIndex>, std::min<int64_t>(works, multiprocessors), kTile.threads(),
          static_cast<int>(kTile.smem_bytes()), stream, params);
 }

@@ -135,9 +135,7 @@ struct PrefillProducer {
       if (lane == 0) index = atomicAdd(params.issued, 1u);
       return __shfl_sync(kAllLanes, index, 0);
     }
-    // Every other round backwards: over two rounds all blocks get the same of a list that runs from long to short.
-    const unsigned in_round = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return round * gridDim.x + in_round;
+    return row_tile_of_round(round, blockIdx.x, gridDim.x);
   }
 
   // What each lane wrote becomes visible to who waits for the slot.
@@ -152,7 +150,7 @@ struct PrefillProducer {
   // Writes down a pass of the index-th row tile, its keys and the bounds of its rows. False: there is no such tile. All
   // of it goes through shared memory: the warp has few registers.
   __device__ __forceinline__ bool find(unsigned index, int pass, const WorkRing& at) const {
-    const PrefillOrder& order = params.order;
+    const PrefillOrder& sections = params.order.sections;
     const RangeParams& ranges = params.ranges;
     const int per = static_cast<int>(params.problem.rows_per_position());
     PrefillWork& work = storage.work[at.slot];
@@ -163,13 +161,11 @@ struct PrefillProducer {
       if (lane == 0) work.range = static_cast<int>(part);  // registers are short
       if (ranges.group > 1) {                              // row tiles of the same keys go to neighbouring blocks
         const unsigned head = ranges.by_tiles.divide(index);
-        index = (index - head * order.tiles) * ranges.heads + head;
+        index = (index - head * sections.tiles) * ranges.heads + head;
       }
-      mma::PrefillWork found = mma::find_work(params.problem, params.tensors, order, index, kTile.rows());
+      const cuda::PrefillWork found =
+          find_work(params.problem, params.tensors, sections, params.order.place(index), kTile.rows());
       if (found.tile < 0) return false;
-      if (params.turns && (order.last_section - order.by_section_blocks.divide(index)) % 2 != 0) {
-        found.tile = order.tiles - 1 - found.tile;
-      }
       if (lane == 0) work = {found, pass, pass + 1 == params.problem.joint_passes(), work.range, 0, 0.0f, 0, 0};
     }
     __syncwarp();
@@ -178,7 +174,7 @@ struct PrefillProducer {
     const int row_begin = work.tile * kTile.rows(), rows = mask.row_count() * ranges.group;
     const int row_end = min(rows, row_begin + kTile.rows());
     if (lane == 0) {
-      mma::find_keys(work, mask, ranges.position(row_begin), ranges.position(row_end - 1) + 1);
+      find_keys(work, mask, ranges.position(row_begin), ranges.position(row_end - 1) + 1);
       if (per > 1) {  // whole tokens, as the copy engine may need; bounds say what is seen
         const int begin = static_cast<int>(work.key_begin), before = begin % per, count = work.key_count + before;
         work.key_begin = begin - before;
@@ -206,7 +202,7 @@ struct PrefillProducer {
     return true;
   }
 
-  // As mma::row_bounds(), in 32 bits.
+  // As cuda::row_bounds(), in 32 bits.
   __device__ __forceinline__ int2 row_bounds(const NarrowRowMask& mask, const PrefillWork& work, int row,
                                              int row_end) const {
     const Interval seen = mask.row(params.ranges.position(min(row, row_end - 1)));

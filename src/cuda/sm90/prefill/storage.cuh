@@ -5,20 +5,19 @@
 #include "catalog/sm90_tiles.hpp"
 #include "cuda/common/apply_mask.cuh"
 #include "cuda/common/loader.cuh"
-#include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/common/schedule.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/sm90/prefill/key_ranges.hpp"
+#include "cuda/sm90/prefill/order.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 #include "cuda/tile/wgmma_tile.hpp"
 
 namespace plait::cuda::sm90 {
 
-using mma::PrefillOrder;
-
 // What goes through the ring of works: one pass over the keys of a row tile. Joint problems have several, of one
 // softmax; all others have one.
-struct PrefillWork : mma::PrefillWork {
+struct PrefillWork : cuda::PrefillWork {
   int pass;
   bool last;         // pass
   int range;         // of its keys
@@ -40,8 +39,7 @@ struct PrefillParams {
   RowLayout out;
   bool copies_out;  // from where the queries were
   ScoreScale score;
-  PrefillOrder order;
-  bool turns;  // sections run from long to short and from short to long in turn; the last from long to short
+  RowTileOrder order;
   RangeParams ranges;
   unsigned works;    // row tiles of all heads, of all ranges
   unsigned* issued;  // how many of them blocks have taken; null: they take them in a fixed order

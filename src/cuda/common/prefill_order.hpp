@@ -1,11 +1,21 @@
-// Which rows, head and keys a block works on, in an order that starts long tiles first and shares keys in the L2 cache.
-// Called by the prefill kernels of mma and sm90; the order is chosen by their launch functions.
+// In which order blocks take row tiles: long ones first, and so that they share keys in the L2 cache. Plain C++.
+// Called by the launch functions of the prefill kernels, which choose it, and by schedule.cuh; tested on the host.
 #pragma once
 
-#include "cuda/common/divisor.hpp"
-#include "cuda/common/rows.cuh"
+#include <algorithm>
+#include <cstdint>
 
-namespace plait::cuda::mma {
+#include "core/problem.hpp"
+#include "cuda/common/divisor.hpp"
+
+namespace plait::cuda {
+
+// How many blocks a launch needs so that find_tile() reaches every tile; the host does not read packed lengths.
+inline int64_t tiles_bound(const AttentionProblem& p, int64_t tile_rows, bool keys) {
+  const int64_t rows = (keys ? p.seqlen_kv : p.seqlen_q) * p.rows_per_position();
+  if (!p.packed) return p.batch * ((rows + tile_rows - 1) / tile_rows);
+  return rows == 0 ? 0 : rows / tile_rows + p.batch + 1;
+}
 
 // Units are (batch, key head) pairs, or the key heads of a packed problem; the units of a section run together, longest
 // tiles first, so that their keys and values stay in the L2 cache. Packed: sequence after sequence.
@@ -16,6 +26,23 @@ struct PrefillOrder {
   int last_section;
   int64_t cache_rows;  // of a dense KV cache; 0 without one
   Divisor by_section_blocks, by_section_heads, by_last_heads, by_group, by_heads_kv;
+
+  // Of a unit's query head `head_in_group`, the tile-th row tile of a sequence, or, packed, of all.
+  struct Place {
+    unsigned section, unit;
+    int head_in_group, tile;
+  };
+  constexpr Place place(unsigned block) const {
+    const auto per_section = static_cast<unsigned>(units_per_section), heads = static_cast<unsigned>(group);
+    const auto last = static_cast<unsigned>(last_section);
+    const unsigned section = std::min(by_section_blocks.divide(block), last);  // that one may be longer
+    const unsigned in_section = block - section * (per_section * heads * static_cast<unsigned>(tiles));
+    const unsigned heads_at_once = (section == last ? static_cast<unsigned>(units_in_last) : per_section) * heads;
+    const unsigned rank = (section == last ? by_last_heads : by_section_heads).divide(in_section);
+    const unsigned rest = in_section - rank * heads_at_once, in_section_unit = by_group.divide(rest);
+    return {section, section * per_section + in_section_unit, static_cast<int>(rest - in_section_unit * heads),
+            tiles - 1 - static_cast<int>(rank)};
+  }
 };
 
 // Keys and values that blocks running at the same time should share: half of an H200's or an A100's L2 cache.
@@ -69,62 +96,4 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, 
   return order_of_sections(p, tile_rows, cache_rows, per_section, units == 0 ? 0 : (units - 1) / per_section);
 }
 
-// A row tile of one head. Kept in shared memory: only the key loop is short of registers.
-struct PrefillWork {
-  DeviceSequence sequence;
-  int head, head_kv;
-  int tile;                    // of the sequence's rows; < 0: nothing to do
-  int key_count;               // keys that any row sees ...
-  int64_t key_begin;           // ... from this one on
-  int64_t k_offset, v_offset;  // elements: key 0 of the head's first pass
-};
-
-// Which sequence, heads and tile the block-th piece of work is; the keys are found later. Called by whole warps.
-__device__ inline PrefillWork find_work(const AttentionProblem& p, const AttentionTensors& t, const PrefillOrder& order,
-                                        unsigned block, int tile_rows) {
-  const unsigned heads_kv = static_cast<unsigned>(p.heads_kv), per_section = order.units_per_section;
-  const unsigned group = order.group, last_section = order.last_section;
-  const unsigned section = min(order.by_section_blocks.divide(block), last_section);  // that one may be longer
-  const unsigned in_section = block - section * (per_section * group * order.tiles);
-  const bool last = section == last_section;
-  const unsigned heads_at_once = (last ? order.units_in_last : per_section) * group;
-  const unsigned rank = (last ? order.by_last_heads : order.by_section_heads).divide(in_section);
-  const unsigned rest = in_section - rank * heads_at_once, in_group = order.by_group.divide(rest);
-  const unsigned unit = section * per_section + in_group;
-  PrefillWork work{};
-  work.tile = order.tiles - 1 - static_cast<int>(rank);
-  if (p.packed) {
-    const TileOfSequence found = find_tile(p, t, work.tile, tile_rows, false);
-    work.tile = found.sequence < 0 ? -1 : static_cast<int>(found.tile);
-    if (found.sequence < 0) return work;
-    work.sequence = device_sequence(p, t, found.sequence);
-    work.head_kv = static_cast<int>(unit);
-  } else {
-    const unsigned batch = order.by_heads_kv.divide(unit);
-    work.sequence = device_sequence(p, t, batch, order.cache_rows);
-    work.head_kv = static_cast<int>(unit - batch * heads_kv);
-  }
-  work.head = work.head_kv * static_cast<int>(group) + static_cast<int>(rest - in_group * group);
-  return work;
-}
-
-template <class Int>
-__device__ inline void find_keys(PrefillWork& work, const BasicRowMask<Int>& mask, int64_t row_begin, int64_t row_end) {
-  const Interval keys =
-      work.sequence.tail ? Interval{} : mask.rows(static_cast<Int>(row_begin), static_cast<Int>(row_end));
-  work.key_begin = keys.lo;
-  work.key_count = static_cast<int>(keys.hi - keys.lo);
-}
-
-// [lo, hi) of a row relative to the block's first key; rows past the last one are like it, so that they mask nothing.
-// Both limits never decrease from row to row.
-template <class Int>
-__device__ inline int2 row_bounds(const BasicRowMask<Int>& mask, const PrefillWork& work, int64_t row,
-                                  int64_t row_end) {
-  const Interval seen = mask.row(static_cast<Int>(row < row_end ? row : row_end - 1));
-  const int lo = static_cast<int>(clamped(seen.lo - work.key_begin, 0, work.key_count));
-  const int hi = static_cast<int>(clamped(seen.hi - work.key_begin, 0, work.key_count));
-  return {lo, max(lo, hi)};
-}
-
-}  // namespace plait::cuda::mma
+}  // namespace plait::cuda

@@ -1,16 +1,29 @@
-// In which order blocks take row tiles.
-// Called by launch.cuh.
+// In which order blocks take row tiles. Plain C++.
+// Called by launch.cuh, which chooses it, and producer.cuh; tested on the host.
 #pragma once
 
-#include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/common/prefill_order.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda::sm90 {
 
 struct RowTileOrder {
-  mma::PrefillOrder sections;
-  bool turns;  // see PrefillParams
+  PrefillOrder sections;
+  bool turns;  // sections run from long to short and from short to long in turn; the last from long to short
+
+  constexpr PrefillOrder::Place place(unsigned index) const {
+    PrefillOrder::Place place = sections.place(index);
+    const unsigned to_last = static_cast<unsigned>(sections.last_section) - place.section;
+    if (turns && to_last % 2 != 0) place.tile = sections.tiles - 1 - place.tile;
+    return place;
+  }
 };
+
+// The number of a block's row tile in a round, where blocks take them in a fixed order. Every other round backwards:
+// over two rounds all blocks get the same of a list that runs from long to short.
+constexpr unsigned row_tile_of_round(unsigned round, unsigned block, unsigned blocks) {
+  return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+}
 
 // Rounds of all blocks that a section has at least. Two, so that every block takes a long and a short row tile. Where
 // blocks take row tiles as they come, two ahead, three even out, by the mean length.
@@ -38,11 +51,11 @@ inline int64_t single_units(const AttentionProblem& p, int64_t unit_tiles, int64
 inline RowTileOrder row_tile_order(const AttentionProblem& p, int64_t tile_rows, int64_t cache_rows, int64_t blocks,
                                    bool ranges) {
   const int64_t rounds = p.packed ? kPackedSectionRounds : kSectionRounds;
-  const mma::PrefillOrder sections = mma::prefill_order(p, tile_rows, cache_rows, 0, rounds * blocks);
+  const PrefillOrder sections = prefill_order(p, tile_rows, cache_rows, 0, rounds * blocks);
   if (counts_row_tiles(p) || ranges) return {sections, !p.packed};
   const int64_t single = single_units(p, int64_t{sections.tiles} * sections.group, blocks);
-  if (single <= 0 || sections.units_per_section * mma::unit_bytes(p) <= kSectionBytes) return {sections, true};
-  return {mma::order_of_sections(p, tile_rows, cache_rows, 1, single), false};
+  if (single <= 0 || sections.units_per_section * unit_bytes(p) <= kSectionBytes) return {sections, true};
+  return {order_of_sections(p, tile_rows, cache_rows, 1, single), false};
 }
 
 }  // namespace plait::cuda::sm90
