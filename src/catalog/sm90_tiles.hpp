@@ -25,7 +25,7 @@ struct Sm90PrefillTile {
   int step_clocks;    // of a tile of keys, measured with one row tile on each multiprocessor; for the planner
 
   static constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128, kWarpgroupWarps = 4;
-  static constexpr int kWorkBytes = 136, kRangeBytes = 16;
+  static constexpr int kWorkBytes = 136, kWarpKeysBytes = 16;
   // Of a thread when the block starts; consumers get what the producers give back, no more.
   constexpr int start_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr int rows() const { return warpgroups * kWarpgroupRows; }
@@ -39,7 +39,7 @@ struct Sm90PrefillTile {
   constexpr int64_t smem_bytes() const {
     constexpr int64_t kBarrierBytes = 320, kAlignBytes = 1024;
     const int64_t bytes = int64_t{2} * head_dim * (query_slots * query_rows + 2 * stages * tile_keys) +
-                          work_slots * (8 * rows() + kRangeBytes * warps() + kWorkBytes) + kBarrierBytes;
+                          work_slots * (8 * rows() + kWarpKeysBytes * warps() + kWorkBytes) + kBarrierBytes;
     return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
   }
   bool operator==(const Sm90PrefillTile&) const = default;

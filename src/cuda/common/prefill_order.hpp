@@ -1,5 +1,6 @@
 // In which order blocks take row tiles: long ones first, and so that they share keys in the L2 cache. Plain C++.
-// Called by the launch functions of the prefill kernels, which choose it, and by schedule.cuh; tested on the host.
+// Called by the launch functions of the prefill kernels and split_d, which choose it, and by schedule.cuh; tested on
+// the host. tiles_bound() is every kernel's that calls find_tile().
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Which rows, head and keys a block works on.
-// Called by the prefill kernels of mma and sm90.
+// Called by the prefill kernels of mma and sm90, and by split_d's.
 #pragma once
 
 #include "cuda/common/prefill_order.hpp"

@@ -1,5 +1,5 @@
 // mma.sync m16n8k16 with fp32 accumulators, and packing of its 16-bit operands.
-// Called by the kernels of cuda_mma and of iha. With g = lane / 4, t = lane % 4:
+// Called by the kernels of mma, sm90 and iha. With g = lane / 4, t = lane % 4:
 //   A (16 x 16, row-major): a[0] row g, k 2t..2t+1; a[1] row g + 8; a[2] row g, k 2t+8..; a[3] row g + 8, k 2t+8..
 //   B (16 x 8):             b[0] k 2t..2t+1, column g; b[1] k 2t+8.., column g
 //   C (16 x 8):             c[0..1] row g, columns 2t, 2t+1; c[2..3] row g + 8

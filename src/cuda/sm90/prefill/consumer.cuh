@@ -34,7 +34,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     Rows rows;
     float factor[2];
     Position at;
-    KeyRange keys;
+    WarpKeys keys;
     bool settled;  // all rows of the warp have seen a key
     KeyRing next;  // tile of keys
     bool landed;   // it
@@ -46,7 +46,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     State s;
     s.at.query.advance(warpgroup % kTile.query_parts());
     int skipped;
-    if (!find_rows(s.at, s.keys, skipped)) return;
+    if (!wait_rows(s.at, s.keys, skipped)) return;
     skip(s.at.key, skipped);
     Products::clear(s.out);
     s.settled = false;
@@ -63,8 +63,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   }
 
  private:
-  using Reader::find_rows, Reader::release, Reader::skip, Reader::uniform;
-  using Reader::wait_keys, Reader::wait_queries, Reader::wait_values, Reader::warp;
+  using Reader::release, Reader::skip, Reader::uniform, Reader::warp;
+  using Reader::wait_keys, Reader::wait_queries, Reader::wait_rows, Reader::wait_values;
 
   // From one tile of keys to the next one of the same row tile.
   __device__ __forceinline__ void step(State& s) const {
@@ -89,7 +89,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     if (by_maxima) raised = raise(s, s.scores);
     exponentiate<0, kEarly>(s.scores, params.score.to_log2, s.rows, sum);
     look(s);
-    // Never: it keeps the compiler from moving exponentials behind the next wait.
+    // Never by sums, and else they have landed: it keeps the compiler from moving exponentials behind the next wait.
     if (kBySums ? params.works == 0 : raised) wait_values(values);
     ptx::wgmma_wait<0>();  // not in a branch of warps: the warpgroup takes it together
     ptx::hold(s.out[0]);
@@ -166,7 +166,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   // Softcap and masks, where the tile of keys is not whole.
   template <int kTiles>
   __device__ __forceinline__ void mask(const State& s, float (&scores)[1][kTiles][4]) const {
-    const KeyRange& keys = s.keys;
+    const WarpKeys& keys = s.keys;
     if (keys.first >= keys.whole_from && keys.first + kKeys <= keys.whole_to) return;
     if (params.score.transform) transform_scores(scores, params.score);
     const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
@@ -222,7 +222,7 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     at.query.advance(kTile.query_parts());
     if (s.keys.end > 0) held = leave_out(s.out, at, values, held, s.keys.end / kKeys);  // others need these tiles
     int skipped;
-    const bool more = find_rows(at, s.keys, skipped);
+    const bool more = wait_rows(at, s.keys, skipped);
     KeyRing unseen = at.key;
     const bool few = skipped < kTile.stages;  // then nothing that is waited for needs their values' slots
     if (few) {

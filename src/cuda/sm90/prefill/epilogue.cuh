@@ -162,8 +162,7 @@ __device__ inline void finish_rows(float (&factor)[2], const SoftmaxRows<2>& sof
 }
 
 // O of a warp's rows, from `row` of the row tile and first_row of the sequence on. `stage`: the Tile of the row tile's
-// queries, where those of the warp are done with if kStaged. Where queries have fewer columns, those that no copy fills
-// have to stay zero.
+// queries, where those of the warp are done with if kStaged.
 template <class T, class Tile, bool kStaged, int kOutTiles>
 __device__ inline void store_output(const float (&out)[kOutTiles][4], const float (&factor)[2],
                                     const PrefillParams& params, const PrefillWork& work, int row, int first_row,

@@ -29,7 +29,7 @@ constexpr unsigned row_tile_of_round(unsigned round, unsigned block, unsigned bl
 // blocks take row tiles as they come, two ahead, three even out, by the mean length.
 inline constexpr int64_t kSectionRounds = 2, kPackedSectionRounds = 3;
 // Keys and values of a section that stay in the L2 cache until its last round, beside what else is read and written.
-inline constexpr int64_t kSectionBytes = int64_t{15} << 20;
+inline constexpr int64_t kMostSectionBytes = int64_t{15} << 20;
 
 // How many units ahead of the last section may come one by one. Row tiles that are all alike: all of them. From long to
 // short, a unit after the other: over `rounds` rounds, every other one backwards, all blocks get the same if the units
@@ -54,7 +54,7 @@ inline RowTileOrder row_tile_order(const AttentionProblem& p, int64_t tile_rows,
   const PrefillOrder sections = prefill_order(p, tile_rows, cache_rows, 0, rounds * blocks);
   if (counts_row_tiles(p) || ranges) return {sections, !p.packed};
   const int64_t single = single_units(p, int64_t{sections.tiles} * sections.group, blocks);
-  if (single <= 0 || sections.units_per_section * unit_bytes(p) <= kSectionBytes) return {sections, true};
+  if (single <= 0 || sections.units_per_section * unit_bytes(p) <= kMostSectionBytes) return {sections, true};
   return {order_of_sections(p, tile_rows, cache_rows, 1, single), false};
 }
 

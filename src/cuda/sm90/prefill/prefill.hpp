@@ -11,7 +11,7 @@ namespace plait::cuda::sm90 {
 
 // O and LSE of a problem with complete layouts. T: __half or __nv_bfloat16, as problem.dtype says; kHeadDim: a bucket
 // of catalog::kSm90PrefillTiles that holds head_dim and head_dim_v. With ranges: fp32 results of each, one after the
-// other from the tensors' on, of RangeLayout::problem_of(). cache_rows: of a dense cache, else 0; multiprocessors: of
+// other from the tensors' on, of range_problem(). cache_rows: of a dense cache, else 0; multiprocessors: of
 // the device; workspace: prefill_workspace_bytes(). No synchronisation.
 template <class T, int kHeadDim>
 void launch_prefill(const AttentionProblem& problem, const AttentionTensors& tensors, const PrefillLayouts& layouts,

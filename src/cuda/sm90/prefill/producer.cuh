@@ -198,7 +198,7 @@ struct PrefillProducer {
       storage.bounds[at.slot][row] = row_bounds(mask, work, row_begin + row, row_end);
     }
     __syncwarp();
-    if (lane < kTile.warps()) storage.ranges[at.slot][lane] = range(storage.bounds[at.slot], work, lane);
+    if (lane < kTile.warps()) storage.warp_keys[at.slot][lane] = warp_keys(storage.bounds[at.slot], work, lane);
     return true;
   }
 
@@ -213,7 +213,7 @@ struct PrefillProducer {
 
   // Keys of a warp. Bounds never decrease from row to row. A warpgroup whose rows see none, or that has none, takes one
   // tile, of which it sees none.
-  __device__ __forceinline__ KeyRange range(const int2* bounds, const PrefillWork& work, int warp) const {
+  __device__ __forceinline__ WarpKeys warp_keys(const int2* bounds, const PrefillWork& work, int warp) const {
     constexpr int kRows = catalog::Sm90PrefillTile::kWarpgroupRows, kWarpRows = kRows / kTile.kWarpgroupWarps;
     const int2 *own = bounds + warp * kWarpRows, *rows = bounds + warp / kTile.kWarpgroupWarps * kRows;
     const bool none = rows - bounds >= work.rows;

@@ -2,8 +2,7 @@
 // Called by consumer.cuh.
 #pragma once
 
-#include "cuda/ptx/wgmma_192.cuh"
-#include "cuda/ptx/wgmma_256.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/prefill/storage.cuh"
 
 namespace plait::cuda::sm90 {
@@ -13,7 +12,6 @@ struct PrefillProducts {
   using QueryTile = typename PrefillStorage<T, kTile>::QueryTile;
   using KeyTile = typename PrefillStorage<T, kTile>::KeyTile;
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.tile_keys;
-  static constexpr int kOutColumns = kHeadDim;  // of one wgmma
 
   using Scores = float[1][kKeys / 8][4];
   using Output = float[1][kHeadDim / 8][4];
@@ -40,18 +38,14 @@ struct PrefillProducts {
   // Starts out += weights v. `v`: the slots of values.
   static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v,
                                                          int v_slot) {
+    const uint64_t first = KeyTile::columns_operand(ptx::shared_address(v));
+    const uint64_t values = tile::advance_descriptor(first, v_slot * tile::descriptor_step(KeyTile::kBytes));
     ptx::hold(out[0]);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kHeadDim / kOutColumns; ++part) {
-      const uint64_t first = KeyTile::columns_operand(ptx::shared_address(v), part * kOutColumns / tile::kBlockColumns);
-      const uint64_t values = tile::advance_descriptor(first, v_slot * tile::descriptor_step(KeyTile::kBytes));
-      auto& columns = reinterpret_cast<float(&)[kOutColumns / 8][4]>(out[0][part * kOutColumns / 8]);
-#pragma unroll
-      for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
-        ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n],
-                                              tile::advance_descriptor(values, KeyTile::columns_operand_step(n)), 1);
-      }
+    for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
+      ptx::Wgmma<T, kHeadDim>::registers(out[0], weights[n],
+                                         tile::advance_descriptor(values, KeyTile::columns_operand_step(n)));
     }
     ptx::wgmma_commit();
   }

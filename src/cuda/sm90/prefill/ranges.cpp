@@ -27,8 +27,8 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1;
 struct RowTiles {
   const catalog::Sm90PrefillTile& tile;
   int64_t of_head, count;  // row tiles
-  int64_t most_keys;       // tiles of keys that a row tile sees, and
-  double mean_keys;        // over the row tiles
+  int64_t most_tiles;      // tiles of keys that a row tile sees, and
+  double mean_tiles;       // over the row tiles
   double step;             // clocks of a tile of keys
 
   RowTiles(const AttentionProblem& p, int64_t group) : tile(prefill_tile(p)) {
@@ -39,14 +39,14 @@ struct RowTiles {
     count = p.batch * p.heads_q / group * of_head;
     const int64_t samples = std::min(of_head, kSamples);
     double sum = 0;
-    most_keys = 1;
+    most_tiles = 1;
     for (int64_t i = 0; i < samples; ++i) {
       const int64_t at = samples == 1 ? 0 : i * (of_head - 1) / (samples - 1), begin = at * tile.rows();
       const Interval seen = mask.rows(begin / group, (std::min(all, begin + tile.rows()) - 1) / group + 1);
       const int64_t tiles = ceil_div(seen.hi - seen.lo, tile.tile_keys);
-      most_keys = std::max(most_keys, tiles), sum += static_cast<double>(tiles);
+      most_tiles = std::max(most_tiles, tiles), sum += static_cast<double>(tiles);
     }
-    mean_keys = sum / static_cast<double>(std::max<int64_t>(1, samples));
+    mean_tiles = sum / static_cast<double>(std::max<int64_t>(1, samples));
     const auto idle =
         static_cast<double>(tile.warpgroups - ceil_div(std::min<int64_t>(all, tile.rows()), tile.kWarpgroupRows));
     step = tile.step_clocks * (1 - kShared * idle / tile.warpgroups);
@@ -62,10 +62,10 @@ double clocks_of(const AttentionProblem& p, const DeviceInfo& device, const RowT
   };
   const double works = static_cast<double>(tiles.count) * static_cast<double>(ranges);
   const double rounds = std::ceil(works / multiprocessors);
-  const double products = std::max(part(static_cast<double>(tiles.most_keys)), rounds * part(tiles.mean_keys));
+  const double products = std::max(part(static_cast<double>(tiles.most_tiles)), rounds * part(tiles.mean_tiles));
   // Each key head's keys once.
   const double keys = std::min(static_cast<double>(p.seqlen_kv * p.rows_per_position()),
-                               static_cast<double>(tiles.most_keys * tiles.tile.tile_keys));
+                               static_cast<double>(tiles.most_tiles * tiles.tile.tile_keys));
   const double bytes = static_cast<double>(p.batch * p.heads_kv * (p.head_dim + p.head_dim_v) * 2) * keys * passes;
   const double rate = std::min(kBytesPerClock * multiprocessors, kBlockBytesPerClock * works);
   const double reading = bytes / rate, longer = std::max(products, reading), other = std::min(products, reading);
@@ -121,9 +121,9 @@ RangeChoice::RangeChoice(const AttentionProblem& p, const DeviceInfo& device) {
   }
   clocks = clocks_with(1);
   // No number of ranges does better than multiprocessors that work all the time.
-  const double work = row_tiles * tiles.mean_keys * static_cast<double>(p.joint_passes()) * tiles.step;
+  const double work = row_tiles * tiles.mean_tiles * static_cast<double>(p.joint_passes()) * tiles.step;
   const double start = kStart + kMergeStart + work, each = row_tiles * kRowTile + merge;
-  for (int64_t n = 2; n <= std::min(tiles.most_keys, kMostRanges); ++n) {
+  for (int64_t n = 2; n <= std::min(tiles.most_tiles, kMostRanges); ++n) {
     if (start + static_cast<double>(n) * each >= clocks) break;
     if (const double with_n = clocks_with(n); with_n < clocks) clocks = with_n, count = n;
   }

@@ -56,14 +56,14 @@ struct PrefillReader {
   static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
   // Waits for the next row tile. `skipped`: tiles of keys ahead of those in `keys`. False: there are no more.
-  __device__ __forceinline__ bool find_rows(const Position& at, KeyRange& keys, int& skipped) const {
+  __device__ __forceinline__ bool wait_rows(const Position& at, WarpKeys& keys, int& skipped) const {
     const int slot = at.work.slot;
     skipped = 0;
     ptx::mbarrier_wait(ptx::shared_address(&storage.works.full[slot]), at.work.parity);
     const PrefillWork& work = storage.work[slot];
     if (work.tile < 0) return false;
-    const KeyRange range = storage.ranges[slot][warp()];
-    keys = {uniform(range.first), uniform(range.end), uniform(range.whole_from), uniform(range.whole_to)};
+    const WarpKeys own = storage.warp_keys[slot][warp()];
+    keys = {uniform(own.first), uniform(own.end), uniform(own.whole_from), uniform(own.whole_to)};
     skipped = static_cast<int>(static_cast<unsigned>(uniform(work.key_count) - 1 - keys.first) / kKeys);
     return true;
   }

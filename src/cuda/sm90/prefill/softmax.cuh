@@ -51,7 +51,7 @@ __device__ __forceinline__ void exponentiate(float (&scores)[1][kKeyTiles][4], f
 }
 
 // A thread's probabilities of a row, of one tile of keys, sum up to no more than this: then no reference is raised.
-inline constexpr float kMostSum = 256.0f;  // 2^kSlackLog2
+inline constexpr float kMostSum = 1 << static_cast<int>(kSlackLog2);
 // Up to this a reference is raised by the sum; exponents keep six digits.
 inline constexpr float kMostRaise = 0x1p64f;
 

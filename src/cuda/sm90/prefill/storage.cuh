@@ -28,7 +28,7 @@ struct PrefillWork : cuda::PrefillWork {
 
 // The tiles of keys that some row of a warpgroup sees, of a row tile: from the one at `first` down to the one at `end`.
 // No row of the warp masks keys of [whole_from, whole_to).
-struct alignas(16) KeyRange {
+struct alignas(16) WarpKeys {
   int first, end, whole_from, whole_to;
 };
 
@@ -84,11 +84,11 @@ struct PrefillStorage {
   char k[kTile.stages][KeyTile::kBytes];
   char v[kTile.stages][KeyTile::kBytes];
   int2 bounds[kTile.work_slots][kTile.rows()];  // [lo, hi) of each row, counted from the work's key_begin
-  KeyRange ranges[kTile.work_slots][kTile.warps()];
+  WarpKeys warp_keys[kTile.work_slots][kTile.warps()];
   PrefillWork work[kTile.work_slots];  // tile < 0: there is no more
-  static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(KeyRange) == kTile.kRangeBytes);
-  Ring<kTile.work_slots> works;      // bounds, ranges and work
-  uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for bounds and ranges
+  static_assert(sizeof(PrefillWork) <= kTile.kWorkBytes && sizeof(WarpKeys) == kTile.kWarpKeysBytes);
+  Ring<kTile.work_slots> works;      // bounds, warp_keys and work
+  uint64_t found[kTile.work_slots];  // full, for those who copy: they do not wait for the rest
   // Queries: full by work, since warpgroups that share slots do not see all phases of a slot.
   uint64_t queries_full[kTile.work_slots][kTile.query_parts()], queries_empty[kTile.query_slots];
   Ring<kTile.stages> keys, values;

@@ -15,7 +15,7 @@ inline int64_t sequence_keys(const AttentionProblem& p) {
   return p.seqlen_kv * p.rows_per_position() / sequences;
 }
 
-// Windows end, and packed sequences begin, anywhere in a tile: less of more and smaller tiles is in vain.
+// Windows end, and packed sequences begin, anywhere in a tile: smaller tiles of keys compute less in vain there.
 inline size_t prefill_tile_index(const AttentionProblem& p) {
   const bool ragged = p.packed || p.window_left >= 0 || p.window_right >= 0;
   return catalog::sm90_prefill_tile_index(std::max(p.head_dim, p.head_dim_v), ragged);
