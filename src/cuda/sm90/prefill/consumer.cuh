@@ -35,7 +35,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     float factor[2];
     Position at;
     KeyRange keys;
-    bool settled;  // all rows of the warp have seen a key
+    int settled;   // all rows of the warp have seen a key
+    int fresh;     // nothing is in `out`; as `settled`, a number that the compiler knows to be the same for all lanes
     KeyRing next;  // tile of keys
     bool landed;   // it
   };
@@ -49,7 +50,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     if (!find_rows(s.at, s.keys, skipped)) return;
     skip(s.at.key, skipped);
     Products::clear(s.out);
-    s.settled = false;
+    s.settled = 0;
+    s.fresh = 1;
     wait_queries(s.at);
     wait_keys(s.at.key);
     multiply_keys(s);
@@ -75,7 +77,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
       wait_keys(s.at.key);
     multiply_keys(s);
     wait_values(values);
-    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot, s.fresh == 0);
+    s.fresh = 0;
     ptx::wgmma_wait<1>();
     ptx::hold(s.scores[0]);
     if (!kBySums) release_scored(s);
@@ -83,9 +86,9 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     bool raised = false;
     float of_tile[2] = {0.0f, 0.0f};
     auto& sum = kBySums ? of_tile : s.rows.sum;
-    if (kBySums ? !known || !s.settled : !known) [[unlikely]]
+    if (kBySums ? !known || s.settled == 0 : !known) [[unlikely]]
       mask(s, s.scores);
-    const bool by_maxima = !kBySums || !known || !s.settled;
+    const bool by_maxima = !kBySums || !known || s.settled == 0;
     if (by_maxima) raised = raise(s, s.scores);
     exponentiate<0, kEarly>(s.scores, params.score.to_log2, s.rows, sum);
     look(s);
@@ -122,34 +125,15 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     if (!kStaged && s.keys.first <= s.keys.end) release(storage.queries_empty[s.at.query.slot]);
   }
 
-  // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there. Below a diagonal, the
-  // rows of a warp may see keys of its lower half alone.
+  // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there.
   __device__ __forceinline__ void weigh_first(State& s) const {
     release_scored(s);
     float sum[2] = {0.0f, 0.0f};
-    bool raised = false, half = false;
-    if constexpr (kBySums) {
-      constexpr int kHalf = kKeyTiles / 2;
-      const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-      half = uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2;
-      if (half) {
-        auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
-        mask(s, lower);
-        raised = raise(s, lower);
-        exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
-#pragma unroll
-        for (int n = kHalf; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
-        }
-      }
-    }
-    if (!half) {
-      mask(s, s.scores);
-      raised = raise(s, s.scores);
-      exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
-    }
-    if (raised) Rows::rescale(s.out, s.factor);
+    mask(s, s.scores);
+    const bool raised = raise(s, s.scores);
+    exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
+    if (raised && s.fresh == 0) [[unlikely]]
+      Rows::rescale(s.out, s.factor);
     s.rows.sum[0] += sum[0];
     s.rows.sum[1] += sum[1];
     Products::pack_weights(s.weights, s.scores);
@@ -182,7 +166,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   __device__ __forceinline__ bool raise(State& s, const float (&scores)[1][kTiles][4]) const {
     const bool raised = raise_references(scores, params.score.to_log2, s.rows, s.factor);
     if (kBySums) {
-      s.settled = __all_sync(kAllLanes, fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX);
+      const bool all = fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX;
+      s.settled = uniform(__all_sync(kAllLanes, all));
     }
     return raised;
   }
@@ -211,7 +196,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     bool held = true;  // the slot of the values
     at.key.advance();
     wait_values(values);
-    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot, s.fresh == 0);
+    s.fresh = 0;
     const PrefillWork& work = storage.work[at.work.slot];
     const bool last = work.last;  // pass: the row tile is done
     uint64_t& work_empty = storage.works.empty[at.work.slot];
@@ -241,10 +227,10 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
       store_output<T, typename Storage::QueryTile, kStaged>(s.out[0], out_factor, params, work, row,
                                                             work.tile * kTile.rows() + row, stage, lane);
       if (kStaged) release(query_empty);
-      Products::clear(s.out);
       s.rows = Rows();
     }
     if (few) skip(storage.values, unseen, skipped);
+    s.fresh = uniform(last);
     ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
     ptx::wgmma_wait<0>();
     ptx::hold(s.scores[0]);

@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 
     const PrefillProducer<T, kTile> producer{params, storage, lane};
     const int role = warp - kTile.warps();
     if (role == 0) producer.find_rows();
-    if (role == 1 && lane == 0) producer.copy_keys();
-    if (role == 2 && lane == 0) producer.copy_values();
+    if ((role == 1 || role == 2) && lane == 0) producer.copy_keys_and_values(role == 1);
     if (role == 3 && lane == 0) producer.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();

@@ -53,8 +53,9 @@ struct PrefillProducer {
   }
 
   // Copies the queries (and O), the keys, or the values, of all row tiles, by one lane each: slots of keys are free
-  // earlier than those of the values before them. In turn, keys and values are copied by one lane, in the order of the
-  // steps.
+  // earlier than those of the values before them. In turn, keys and values are copied by the first lane, in the order
+  // of the steps. Both lanes run one piece of code, and small tiles have one copy of it for keys and values: the
+  // instruction cache holds about 32 KB, little more than what a row tile takes.
   __device__ __forceinline__ void copy_queries() const {
     if constexpr (kTile.stages_output()) {
       copy_queries_and_out();
@@ -71,8 +72,15 @@ struct PrefillProducer {
       }
     }
   }
-  __device__ __forceinline__ void copy_keys() const { copy_key_tiles(true, params.in_turn); }
-  __device__ __forceinline__ void copy_values() const { copy_key_tiles(false, !params.in_turn); }
+  __device__ __forceinline__ void copy_keys_and_values(bool first_lane) const {
+    WorkRing at;
+    RingPosition<kTile.stages> slot;
+    const bool keys = first_lane, values = first_lane == params.in_turn;
+    for (; wait_found(at); at.advance()) {
+      if (keys || values) copy_key_tiles(storage.work[at.slot], keys, values, slot);
+      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
+    }
+  }
 
  private:
   using KeyTile = typename Storage::KeyTile;
@@ -106,15 +114,6 @@ struct PrefillProducer {
     if (copies) ptx::tma_stores_read();
     at.advance();
     slot.advance();
-  }
-
-  __device__ __forceinline__ void copy_key_tiles(bool keys, bool values) const {
-    WorkRing at;
-    RingPosition<kTile.stages> slot;
-    for (; wait_found(at); at.advance()) {
-      if (keys || values) copy_key_tiles(storage.work[at.slot], keys, values, slot);
-      ptx::mbarrier_arrive(ptx::shared_address(&storage.works.empty[at.slot]));
-    }
   }
 
   // False: there are no more row tiles.
@@ -236,7 +235,7 @@ struct PrefillProducer {
     }
     copy<typename Storage::QueryTile>(params.q, to, full, rows,
                                       static_cast<int>(work.sequence.q_begin) * per + begin + rows, work.head,
-                                      static_cast<int>(work.sequence.batch), work.pass);
+                                      static_cast<int>(work.sequence.batch), work.pass, [] {});
   }
 
   __device__ __forceinline__ void copy_out(const PrefillWork& work, int slot) const {
@@ -263,28 +262,42 @@ struct PrefillProducer {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      if (keys) {
-        wait_empty(storage.keys, at);
-        copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass);
-      }
-      if (values) {
-        wait_empty(storage.values, at);
-        copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass);
+      if constexpr (kTile.tile_keys <= catalog::Sm90PrefillTile::kWarpgroupRows) {
+#pragma unroll 1
+        for (int of = keys ? 0 : 1; of <= (values ? 1 : 0); ++of) {
+          auto& ring = of == 0 ? storage.keys : storage.values;
+          copy<KeyTile>(of == 0 ? params.k : params.v, of == 0 ? storage.k[at.slot] : storage.v[at.slot],
+                        ring.full[at.slot], rows, end, head, batch, pass, [&] { wait_empty(ring, at); });
+        }
+      } else {
+        if (keys) {
+          copy<KeyTile>(params.k, storage.k[at.slot], storage.keys.full[at.slot], rows, end, head, batch, pass,
+                        [&] { wait_empty(storage.keys, at); });
+        }
+        if (values) {
+          copy<KeyTile>(params.v, storage.v[at.slot], storage.values.full[at.slot], rows, end, head, batch, pass,
+                        [&] { wait_empty(storage.values, at); });
+        }
       }
       at.advance();
     }
   }
 
-  // `rows` rows that end before row `end`; see RowTileIndex.
-  template <class Tile>
+  // `rows` rows that end before row `end`, behind wait(); see RowTileIndex.
+  template <class Tile, class Wait>
   __device__ __forceinline__ void copy(const RowTileMap& map, char* to, uint64_t& full, int rows, int end, int head,
-                                       int batch, int pass) const {
-    const uint32_t barrier = ptx::shared_address(&full);
-    ptx::mbarrier_arrive_expect(barrier, map.index.column_blocks * Tile::kBlockBytes);
+                                       int batch, int pass, const Wait& wait) const {
+    uint32_t barrier = ptx::shared_address(&full);
+    int bytes = map.index.column_blocks * Tile::kBlockBytes;
     RowTileIndex::Coordinates from = map.index.coordinates(0, rows, end, head, batch, pass);
+    if constexpr (Tile::kBlocks == 1) {  // ahead of the wait; for more copies than one it costs more than it saves
+      asm volatile("" : "+r"(barrier), "+r"(bytes), "+r"(from.at[1]), "+r"(from.at[2]), "+r"(from.at[4]));
+    }
+    wait();
+    ptx::mbarrier_arrive_expect(barrier, bytes);
 #pragma unroll 1
-    for (int block = 0; block < map.index.column_blocks; ++block, from.at[0] += tile::kBlockColumns) {
-      ptx::tma_load_5d(ptx::shared_address(to) + block * Tile::kBlockBytes, map.map, barrier, from.at);
+    for (int block = 0; block < bytes; block += Tile::kBlockBytes, from.at[0] += tile::kBlockColumns) {
+      ptx::tma_load_5d(ptx::shared_address(to) + block, map.map, barrier, from.at);
     }
   }
 };

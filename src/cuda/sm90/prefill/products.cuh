@@ -37,9 +37,9 @@ struct PrefillProducts {
     ptx::wgmma_commit();
   }
 
-  // Starts out += weights v. `v`: the slots of values.
-  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v,
-                                                         int v_slot) {
+  // Starts out += weights v, or out = weights v. `v`: the slots of values.
+  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v, int v_slot,
+                                                         bool adds) {
     ptx::hold(out[0]);
     ptx::wgmma_fence();
 #pragma unroll
@@ -50,7 +50,8 @@ struct PrefillProducts {
 #pragma unroll
       for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
         ptx::Wgmma<T, kOutColumns>::registers(columns, weights[n],
-                                              tile::advance_descriptor(values, KeyTile::columns_operand_step(n)), 1);
+                                              tile::advance_descriptor(values, KeyTile::columns_operand_step(n)),
+                                              n == 0 ? static_cast<int>(adds) : 1);
       }
     }
     ptx::wgmma_commit();
