@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/mma/prefill/schedule.cuh"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda::sm90 {
@@ -23,7 +24,7 @@ inline constexpr int64_t kSectionBytes = int64_t{15} << 20;
 // fill these, or two of them, exactly. The last section, of 0.75 to 1.75 times as many, ends with short ones.
 inline int64_t single_units(const AttentionProblem& p, int64_t unit_tiles, int64_t blocks) {
   const int64_t units = p.batch * p.heads_kv;
-  if (p.window_left >= 0 || p.window_right >= 0) return 0;
+  if (windowed(p)) return 0;
   if (!p.causal) return units - 1;
   for (const int64_t rounds : {kSectionRounds, 2 * kSectionRounds}) {
     if (rounds * blocks % unit_tiles != 0) continue;
