@@ -126,7 +126,7 @@ TEST(Sm90Tiles, OfAProblem) {
   const auto tile = [&] { return cuda::sm90::prefill_tile(p); };
   p.head_dim = 64;
   p.head_dim_v = 100;
-  p.causal = true;
+  p.seqlen_q = p.seqlen_kv = 1000;
   EXPECT_EQ(tile().head_dim, 128);
   EXPECT_EQ(tile().tile_keys, 128);
   for (int64_t AttentionProblem::* side : {&AttentionProblem::window_left, &AttentionProblem::window_right}) {
@@ -135,6 +135,13 @@ TEST(Sm90Tiles, OfAProblem) {
     EXPECT_EQ(tile().tile_keys, 64);
     p.*side = -1;
   }
+  p.causal = true;
+  p.window_left = 999;
+  p.window_right = 0;
+  EXPECT_EQ(tile().tile_keys, 128) << "a window that hides nothing";
+  p.window_left = 998;
+  EXPECT_EQ(tile().tile_keys, 64);
+  p.window_left = p.window_right = -1;
   p.packed = true;
   EXPECT_EQ(tile().tile_keys, 64);
   p.head_dim = 256;

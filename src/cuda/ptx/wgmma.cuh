@@ -40,7 +40,7 @@ inline constexpr char kOperandType<__nv_bfloat16>[] = "bf16";
 
 // T: __half or __nv_bfloat16. d[n]: columns 8 n to 8 n + 7.
 //   shared:    d = a b (+ d if `accumulate`), a and b descriptors of operands whose columns are k
-//   registers: d += a b, a in registers, b a descriptor of an operand whose rows are k
+//   registers: the same, a in registers, b a descriptor of an operand whose rows are k
 template <class T, int N>
 struct Wgmma;
 
@@ -63,10 +63,10 @@ struct Wgmma<T, 64> {
         : "l"(a), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 
-  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.%37.%37 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
         "%27,%28,%29,%30,%31}, "
         "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}"
@@ -75,7 +75,7 @@ struct Wgmma<T, 64> {
           "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
           "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
           "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "C"(kOperandType<T>));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 };
 
@@ -104,10 +104,10 @@ struct Wgmma<T, 128> {
         : "l"(a), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 
-  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.%69.%69 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
         "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"
         "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
@@ -122,7 +122,7 @@ struct Wgmma<T, 128> {
           "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]),
           "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
           "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "C"(kOperandType<T>));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 };
 
@@ -130,10 +130,10 @@ template <class T>
 struct Wgmma<T, 192> {
   using Accumulator = float[24][4];
 
-  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.%101.%101 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.%102.%102 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
         "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"
         "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,"
@@ -154,7 +154,7 @@ struct Wgmma<T, 192> {
           "+f"(d[19][2]), "+f"(d[19][3]), "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]),
           "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]),
           "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "C"(kOperandType<T>));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 };
 
@@ -162,10 +162,10 @@ template <class T>
 struct Wgmma<T, 256> {
   using Accumulator = float[32][4];
 
-  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void registers(Accumulator& d, const uint32_t (&a)[4], uint64_t b, int accumulate) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.%133.%133 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.%134.%134 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"
         "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"
         "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
@@ -194,7 +194,7 @@ struct Wgmma<T, 256> {
           "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]),
           "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]),
           "+f"(d[31][2]), "+f"(d[31][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "C"(kOperandType<T>));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "C"(kOperandType<T>));
   }
 };
 

@@ -3,42 +3,20 @@
 #pragma once
 
 #include "cuda/sm90/prefill/epilogue.cuh"
-#include "cuda/sm90/prefill/products.cuh"
-#include "cuda/sm90/prefill/reader.cuh"
-#include "cuda/sm90/prefill/softmax.cuh"
-#include "cuda/sm90/prefill/warp_scores.cuh"
+#include "cuda/sm90/prefill/scores.cuh"
 
 namespace plait::cuda::sm90 {
 
 template <class T, catalog::Sm90PrefillTile kTile>
-struct PrefillConsumer : PrefillReader<T, kTile> {
-  using Reader = PrefillReader<T, kTile>;
-  using Reader::kKeys, Reader::params, Reader::storage, Reader::warpgroup, Reader::lane;
-  using typename Reader::KeyRing, typename Reader::Position, typename Reader::Storage;
-  using Products = PrefillProducts<T, kTile>;
-  using Scores = typename Products::Scores;
-  using Output = typename Products::Output;
-  using Weights = typename Products::Weights;
-  using Rows = SoftmaxRows<2>;
-  static constexpr int kHeadDim = kTile.head_dim, kWarpRows = 16;
-  static constexpr bool kStaged = kTile.stages_output(), kBySums = kTile.by_sums;
-  static_assert(!kBySums || kStaged);  // then queries are there as long as scores may be computed once more
+struct PrefillConsumer : PrefillScores<T, kTile> {
+  using Own = PrefillScores<T, kTile>;
+  using Own::kBySums, Own::kKeys, Own::kKeyTiles, Own::kStaged, Own::kWarpRows;
+  using Own::params, Own::storage, Own::warpgroup, Own::lane;
+  using typename Own::KeyRing, typename Own::Position, typename Own::Storage, typename Own::State;
+  using typename Own::Products, typename Own::Rows;
+  static constexpr int kEarly = kKeyTiles * kTile.early_eighths / 8;
   static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
   static_assert(kTile.query_slots > kTile.query_parts());  // scores of the next row tile come ahead of the store of O
-  static constexpr int kKeyTiles = kKeys / 8, kEarly = kKeyTiles * kTile.early_eighths / 8;
-
-  struct State {
-    Output out;
-    Scores scores;
-    Weights weights;  // of the tile of keys at `at.key`, whose values wait for them
-    Rows rows;
-    float factor[2];
-    Position at;
-    WarpKeys keys;
-    bool settled;  // all rows of the warp have seen a key
-    KeyRing next;  // tile of keys
-    bool landed;   // it
-  };
 
   // All row tiles that the producer finds. Scores of one tile of keys are computed while those of the tile before weigh
   // values, also from one row tile to the next.
@@ -49,7 +27,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     if (!wait_rows(s.at, s.keys, skipped)) return;
     skip(s.at.key, skipped);
     Products::clear(s.out);
-    s.settled = false;
+    s.settled = 0;
+    s.fresh = 1;
     wait_queries(s.at);
     wait_keys(s.at.key);
     multiply_keys(s);
@@ -63,8 +42,9 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
   }
 
  private:
-  using Reader::release, Reader::skip, Reader::uniform, Reader::warp;
-  using Reader::wait_keys, Reader::wait_queries, Reader::wait_rows, Reader::wait_values;
+  using Own::look, Own::mask, Own::multiply_keys, Own::raise, Own::recover, Own::release_scored;
+  using Own::release, Own::skip, Own::uniform, Own::warp;
+  using Own::wait_keys, Own::wait_queries, Own::wait_rows, Own::wait_values;
 
   // From one tile of keys to the next one of the same row tile.
   __device__ __forceinline__ void step(State& s) const {
@@ -75,7 +55,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
       wait_keys(s.at.key);
     multiply_keys(s);
     wait_values(values);
-    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot, s.fresh == 0);
+    s.fresh = 0;
     ptx::wgmma_wait<1>();
     ptx::hold(s.scores[0]);
     if (!kBySums) release_scored(s);
@@ -83,10 +64,10 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     bool raised = false;
     float of_tile[2] = {0.0f, 0.0f};
     auto& sum = kBySums ? of_tile : s.rows.sum;
-    if (kBySums ? !known || !s.settled : !known) [[unlikely]]
-      mask(s, s.scores);
-    const bool by_maxima = !kBySums || !known || !s.settled;
-    if (by_maxima) raised = raise(s, s.scores);
+    if (kBySums ? !known || s.settled == 0 : !known) [[unlikely]]
+      mask(s);
+    const bool by_maxima = !kBySums || !known || s.settled == 0;
+    if (by_maxima) raised = raise(s);
     exponentiate<0, kEarly>(s.scores, params.score.to_log2, s.rows, sum);
     look(s);
     // Never by sums, and else they have landed: it keeps the compiler from moving exponentials behind the next wait.
@@ -116,91 +97,19 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     }
   }
 
-  // The warp is done with these keys, and if they are the last ones with the queries.
-  __device__ __forceinline__ void release_scored(const State& s) const {
-    release(storage.keys.empty[s.at.key.slot]);
-    if (!kStaged && s.keys.first <= s.keys.end) release(storage.queries_empty[s.at.query.slot]);
-  }
-
-  // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there. Below a diagonal, the
-  // rows of a warp may see keys of its lower half alone.
+  // The first tile of keys of a row tile, or of a pass over its keys, whose scores are there.
   __device__ __forceinline__ void weigh_first(State& s) const {
     release_scored(s);
     float sum[2] = {0.0f, 0.0f};
-    bool raised = false, half = false;
-    if constexpr (kBySums) {
-      constexpr int kHalf = kKeyTiles / 2;
-      const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-      half = uniform(bounds[kWarpRows - 1].y) <= s.keys.first + kKeys / 2;
-      if (half) {
-        auto& lower = reinterpret_cast<float(&)[1][kHalf][4]>(s.scores);
-        mask(s, lower);
-        raised = raise(s, lower);
-        exponentiate<0, kHalf>(lower, params.score.to_log2, s.rows, sum);
-#pragma unroll
-        for (int n = kHalf; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s.scores[0][n][e] = 0.0f;
-        }
-      }
-    }
-    if (!half) {
-      mask(s, s.scores);
-      raised = raise(s, s.scores);
-      exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
-    }
-    if (raised) Rows::rescale(s.out, s.factor);
+    mask(s);
+    const bool raised = raise(s);
+    exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
+    if (raised && s.fresh == 0) [[unlikely]]
+      Rows::rescale(s.out, s.factor);
     s.rows.sum[0] += sum[0];
     s.rows.sum[1] += sum[1];
     Products::pack_weights(s.weights, s.scores);
     look(s);
-  }
-
-  // Where the keys behind this tile are, and whether they have landed.
-  __device__ __forceinline__ void look(State& s) const {
-    s.next = s.at.key;
-    s.next.advance();
-    s.landed = ptx::mbarrier_test(ptx::shared_address(&storage.keys.full[s.next.slot]), s.next.parity);
-  }
-
-  // Softcap and masks, where the tile of keys is not whole.
-  template <int kTiles>
-  __device__ __forceinline__ void mask(const State& s, float (&scores)[1][kTiles][4]) const {
-    const WarpKeys& keys = s.keys;
-    if (keys.first >= keys.whole_from && keys.first + kKeys <= keys.whole_to) return;
-    if (params.score.transform) transform_scores(scores, params.score);
-    const int2* bounds = storage.bounds[s.at.work.slot] + warp() * kWarpRows;
-    if (keys.first < keys.whole_from) {
-      apply_bounds(scores, bounds, keys.first, lane);
-    } else {
-      apply_bounds<false>(scores, bounds, keys.first, lane);
-    }
-  }
-
-  // References by the maxima of scores. Returns whether out is to be multiplied by `factor`.
-  template <int kTiles>
-  __device__ __forceinline__ bool raise(State& s, const float (&scores)[1][kTiles][4]) const {
-    const bool raised = raise_references(scores, params.score.to_log2, s.rows, s.factor);
-    if (kBySums) {
-      s.settled = __all_sync(kAllLanes, fminf(s.rows.reference[0], s.rows.reference[1]) > -FLT_MAX);
-    }
-    return raised;
-  }
-
-  // Raises references by the sums of probabilities, in place of the maxima of scores. Where one is too high, once more
-  // from the scores. Returns as raise().
-  __device__ __forceinline__ bool recover(State& s, float (&sum)[2]) const {
-    if (__all_sync(kAllLanes, sum[0] <= kMostRaise && sum[1] <= kMostRaise)) {
-      raise_by_sums(s.scores, sum, s.rows, s.factor);
-      return true;
-    }
-    multiply_keys_by_warp<T, typename Storage::QueryTile, typename Storage::KeyTile, kHeadDim>(
-        s.scores[0], ptx::shared_address(storage.q[s.at.query.slot]), warp() * kWarpRows,
-        ptx::shared_address(storage.k[s.at.key.slot]), lane);
-    const bool raised = raise_references(s.scores, params.score.to_log2, s.rows, s.factor);
-    sum[0] = sum[1] = 0.0f;
-    exponentiate<0, kKeyTiles>(s.scores, params.score.to_log2, s.rows, sum);
-    return raised;
   }
 
   // The end of a row tile, or of a pass over its keys: the product with the last values, and the first scores of what
@@ -211,7 +120,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     bool held = true;  // the slot of the values
     at.key.advance();
     wait_values(values);
-    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot);
+    Products::multiply_values(s.out, s.weights, storage.v[0], values.slot, s.fresh == 0);
+    s.fresh = 0;
     const PrefillWork& work = storage.work[at.work.slot];
     const bool last = work.last;  // pass: the row tile is done
     uint64_t& work_empty = storage.works.empty[at.work.slot];
@@ -241,10 +151,10 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
       store_output<T, typename Storage::QueryTile, kStaged>(s.out[0], out_factor, params, work, row,
                                                             work.tile * kTile.rows() + row, stage, lane);
       if (kStaged) release(query_empty);
-      Products::clear(s.out);
       s.rows = Rows();
     }
     if (few) skip(storage.values, unseen, skipped);
+    s.fresh = uniform(last);
     ptx::mbarrier_arrive(ptx::shared_address(&work_empty));  // each thread: see Ring
     ptx::wgmma_wait<0>();
     ptx::hold(s.scores[0]);
@@ -261,8 +171,8 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
 
   // Leaves out tiles of keys while values are weighed: their slot has to be free before the others can fill. Returns
   // whether it is held still: no.
-  __device__ __forceinline__ bool leave_out(Output& out, Position& at, const KeyRing& values, bool held,
-                                            int tiles) const {
+  __device__ __forceinline__ bool leave_out(typename Products::Output& out, Position& at, const KeyRing& values,
+                                            bool held, int tiles) const {
     if (held) {
       ptx::wgmma_wait<0>();
       ptx::hold(out[0]);
@@ -270,10 +180,6 @@ struct PrefillConsumer : PrefillReader<T, kTile> {
     }
     skip(at.key, tiles);
     return false;
-  }
-
-  __device__ __forceinline__ void multiply_keys(State& s) const {
-    Products::multiply_keys(s.scores, storage.q[0], s.at.query.slot, storage.k[0], s.at.key.slot, warpgroup);
   }
 };
 

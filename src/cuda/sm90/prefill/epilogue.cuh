@@ -1,5 +1,5 @@
 // Accumulators to O and LSE.
-// Called by consumer.cuh, and by producer.cuh for rows that see no key.
+// Called by consumer.cuh, and by finder.cuh for rows that see no key.
 #pragma once
 
 #include "cuda/common/element.cuh"

@@ -4,7 +4,8 @@
 
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/prefill/consumer.cuh"
-#include "cuda/sm90/prefill/producer.cuh"
+#include "cuda/sm90/prefill/copier.cuh"
+#include "cuda/sm90/prefill/finder.cuh"
 
 namespace plait::cuda::sm90 {
 
@@ -63,12 +64,11 @@ __global__ void __launch_bounds__(catalog::kSm90PrefillTiles[kIndex].threads(), 
   __syncthreads();
   if (warpgroup == kTile.warpgroups) {
     ptx::release_registers<kTile.producer_registers>();
-    const PrefillProducer<T, kTile> producer{params, storage, lane};
+    const PrefillCopier<T, kTile> copier{params, storage};
     const int role = warp - kTile.warps();
-    if (role == 0) producer.find_rows();
-    if (role == 1 && lane == 0) producer.copy_keys();
-    if (role == 2 && lane == 0) producer.copy_values();
-    if (role == 3 && lane == 0) producer.copy_queries();
+    if (role == 0) PrefillFinder<T, kTile>{params, storage, lane}.run();
+    if ((role == 1 || role == 2) && lane == 0) copier.copy_keys_and_values(role == 1);
+    if (role == 3 && lane == 0) copier.copy_queries();
   } else {
     ptx::claim_registers<kTile.consumer_registers>();
     PrefillConsumer<T, kTile>{{params, storage, warpgroup, lane}}.run();

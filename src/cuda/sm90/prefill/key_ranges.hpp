@@ -1,5 +1,5 @@
 // Which keys of a row tile a work has: plain C++, for the host and the kernel's finder.
-// Called by ranges.hpp, launch.cuh (range_params) and producer.cuh; tested on the host.
+// Called by ranges.hpp, launch.cuh (range_params) and finder.cuh; tested on the host.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,9 @@
 // In which order blocks take row tiles. Plain C++.
-// Called by launch.cuh, which chooses it, and producer.cuh; tested on the host.
+// Called by launch.cuh, which chooses it, and finder.cuh; tested on the host.
 #pragma once
 
 #include "cuda/common/prefill_order.hpp"
+#include "cuda/sm90/prefill/tile.hpp"
 #include "cuda/sm90/prefill/workspace.hpp"
 
 namespace plait::cuda::sm90 {
@@ -36,7 +37,7 @@ inline constexpr int64_t kMostSectionBytes = int64_t{15} << 20;
 // fill these, or two of them, exactly. The last section, of 0.75 to 1.75 times as many, ends with short ones.
 inline int64_t single_units(const AttentionProblem& p, int64_t unit_tiles, int64_t blocks) {
   const int64_t units = p.batch * p.heads_kv;
-  if (p.window_left >= 0 || p.window_right >= 0) return 0;
+  if (windowed(p)) return 0;
   if (!p.causal) return units - 1;
   for (const int64_t rounds : {kSectionRounds, 2 * kSectionRounds}) {
     if (rounds * blocks % unit_tiles != 0) continue;

@@ -1,5 +1,5 @@
 // Both products of a warpgroup: scores from queries and keys, O from probabilities and values.
-// Called by consumer.cuh.
+// Called by scores.cuh and consumer.cuh.
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
@@ -35,9 +35,9 @@ struct PrefillProducts {
     ptx::wgmma_commit();
   }
 
-  // Starts out += weights v. `v`: the slots of values.
-  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v,
-                                                         int v_slot) {
+  // Starts out += weights v, or out = weights v. `v`: the slots of values.
+  static __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, const char* v, int v_slot,
+                                                         bool adds) {
     const uint64_t first = KeyTile::columns_operand(ptx::shared_address(v));
     const uint64_t values = tile::advance_descriptor(first, v_slot * tile::descriptor_step(KeyTile::kBytes));
     ptx::hold(out[0]);
@@ -45,7 +45,8 @@ struct PrefillProducts {
 #pragma unroll
     for (int n = 0; n < kKeys / tile::kWgmmaDepth; ++n) {
       ptx::Wgmma<T, kHeadDim>::registers(out[0], weights[n],
-                                         tile::advance_descriptor(values, KeyTile::columns_operand_step(n)));
+                                         tile::advance_descriptor(values, KeyTile::columns_operand_step(n)),
+                                         n == 0 ? static_cast<int>(adds) : 1);
     }
     ptx::wgmma_commit();
   }

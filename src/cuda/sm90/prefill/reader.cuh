@@ -1,5 +1,5 @@
 // Where a consumer is in the rings of shared memory, and how it waits, lets go and leaves out.
-// Called by consumer.cuh.
+// Called by scores.cuh.
 #pragma once
 
 #include "cuda/sm90/prefill/storage.cuh"

@@ -1,5 +1,5 @@
 // Scores to probabilities, with fewer instructions than common/softmax.cuh where no reference is raised.
-// Called by consumer.cuh.
+// Called by scores.cuh.
 #pragma once
 
 #include <climits>

@@ -1,5 +1,5 @@
 // What a launch tells the prefill kernel, its shared memory, its barriers.
-// Called by producer.cuh and consumer.cuh.
+// Called by finder.cuh, copier.cuh and consumer.cuh.
 #pragma once
 
 #include "catalog/sm90_tiles.hpp"
@@ -73,6 +73,11 @@ struct RingPosition {
     return slot >= steps ? RingPosition{slot - steps, parity} : RingPosition{slot + kSlots - steps, parity ^ 1};
   }
 };
+
+template <int kSlots>
+__device__ __forceinline__ void wait_empty(Ring<kSlots>& ring, const RingPosition<kSlots>& at) {
+  ptx::mbarrier_wait(ptx::shared_address(&ring.empty[at.slot]), at.parity ^ 1);
+}
 
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillStorage {
