@@ -58,6 +58,21 @@ def test_masks_and_dtypes(options, dtype):
     check(*make(dtype=dtype), dtype, **options)
 
 
+# Kernels that go through the keys from the last to the first keep a reference of each row's exponents: here it has to
+# rise by `log2` within the row, for every fifth row, at several places and in both directions.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": (230, None)}], ids=str)
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("log2", [9, 70, 400])
+def test_scores_that_jump(log2, D, options, dtype):
+    q, k, v = make(B=1, Hq=2, Hk=1, Sq=460, Sk=460, D=D, Dv=D)
+    steps = torch.tensor([0, 3, 1, 2, 1, 0, 0, -1]).repeat_interleave(58)[:460]
+    k[..., 0] = steps * log2 * math.log(2)
+    q[..., 0] = 0
+    q[..., ::5, 0] = math.sqrt(D)  # the scale takes it back
+    check(q.to(dtype), k.to(dtype), v.to(dtype), dtype, gradients=False, **options)
+
+
 @pytest.mark.parametrize("shape", [
     {"Hq": 3, "Hk": 1, "Dv": 5},
     {"Hq": 1, "Hk": 1, "B": 1, "Sq": 1, "Sk": 1, "D": 1, "Dv": 1},

@@ -149,6 +149,13 @@ def test_explain_strategies_differ():
         assert f"strategy   {name}" in text
 
 
+# Decode reads few columns fast, but goes through all keys once for each of 128 row tiles.
+@pytest.mark.parametrize("head_dim", [8, 16, 64])
+def test_explain_keeps_long_prefills_from_decode(head_dim):
+    options = "--device h200 --dtype bfloat16 --seqlen-q 4096 --heads 8 --causal --head-dim"
+    assert re.search(r"backend +cuda_sm90", succeed(*words(f"explain {options} {head_dim}")))
+
+
 def test_explain_takes_every_option():
     text = succeed(
         *words(

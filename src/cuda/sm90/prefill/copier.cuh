@@ -18,8 +18,9 @@ struct PrefillCopier {
   using WorkRing = RingPosition<kTile.work_slots>;
   // Copies the queries (and O), the keys, or the values, of all row tiles, by one lane each: slots of keys are free
   // earlier than those of the values before them. In turn, keys and values are copied by the first lane, in the order
-  // of the steps. Both lanes run one piece of code, and small tiles have one copy of it for keys and values: the
-  // instruction cache holds about 32 KB, little more than what a row tile takes.
+  // of the steps. Both lanes run one piece of code, with one copy of it for keys and values: the instruction cache
+  // holds about 32 KB, little more than what a row tile takes. (Bucket 128 has two: with one it loses 1 to 2 % in long
+  // sequences.)
   __device__ __forceinline__ void copy_queries() const {
     if constexpr (kTile.stages_output()) {
       copy_queries_and_out();
@@ -123,7 +124,7 @@ struct PrefillCopier {
     while (left > 0) {
       const int rows = (left - 1) % kKeys + 1, end = begin + left;
       left -= rows;
-      if constexpr (kTile.tile_keys <= catalog::Sm90PrefillTile::kWarpgroupRows) {
+      if constexpr (kTile.head_dim != 128) {
 #pragma unroll 1
         for (int of = keys ? 0 : 1; of <= (values ? 1 : 0); ++of) {
           auto& ring = of == 0 ? storage.keys : storage.values;
