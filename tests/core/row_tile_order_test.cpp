@@ -47,22 +47,26 @@ TEST(RowTileOrder, EveryRowTileOfEveryHeadComesOnce) {
   const auto any = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
   for (int i = 0; i < 400; ++i) {
     const int64_t group = any(1, 6), heads_kv = any(1, 9);
-    const AttentionProblem p =
+    AttentionProblem p =
         dense(any(1, 70), heads_kv * group, heads_kv, any(1, i % 2 == 0 ? 700 : 5000), 64 * any(1, 4), any(0, 1) == 1);
+    if (i % 5 == 0) p.window_left = any(0, 600);
+    p.packed = i % 7 == 0;  // then a place is a tile of all sequences
+    p.cached = i % 7 == 1;
     const int rows = static_cast<int>(64 * any(1, 4));
-    const int64_t tiles = ceil_div(p.seqlen_q, rows);
-    std::vector<int> times(p.batch * p.heads_q * tiles);
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(kMultiprocessors, p.batch * p.heads_q * tiles));
+    const int64_t batch = p.packed ? 1 : p.batch, tiles = tiles_bound(p, rows, false) / batch;
+    std::vector<int> times(batch * p.heads_q * tiles);
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(kMultiprocessors, batch * p.heads_q * tiles));
     for (const auto& block : places(p, rows, blocks)) {
       for (const PrefillOrder::Place& at : block) {
-        ASSERT_LT(at.unit, p.batch * p.heads_kv);
+        ASSERT_LT(at.unit, batch * p.heads_kv);
         ASSERT_TRUE(at.head_in_group >= 0 && at.head_in_group < group && at.tile >= 0 && at.tile < tiles);
         ++times[(at.unit * group + at.head_in_group) * tiles + at.tile];
       }
     }
     for (const int n : times) {
       ASSERT_EQ(n, 1) << "batch " << p.batch << ", heads " << p.heads_q << "/" << heads_kv << ", " << p.seqlen_q
-                      << " rows in tiles of " << rows << ", causal " << p.causal;
+                      << " rows in tiles of " << rows << ", causal " << p.causal << ", window " << p.window_left
+                      << ", packed " << p.packed << ", cached " << p.cached;
     }
   }
 }

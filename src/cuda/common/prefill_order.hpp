@@ -8,15 +8,9 @@
 
 #include "core/problem.hpp"
 #include "cuda/common/divisor.hpp"
+#include "cuda/common/tiles_bound.hpp"
 
 namespace plait::cuda {
-
-// How many blocks a launch needs so that find_tile() reaches every tile; the host does not read packed lengths.
-inline int64_t tiles_bound(const AttentionProblem& p, int64_t tile_rows, bool keys) {
-  const int64_t rows = (keys ? p.seqlen_kv : p.seqlen_q) * p.rows_per_position();
-  if (!p.packed) return p.batch * ((rows + tile_rows - 1) / tile_rows);
-  return rows == 0 ? 0 : rows / tile_rows + p.batch + 1;
-}
 
 // Units are (batch, key head) pairs, or the key heads of a packed problem; the units of a section run together, longest
 // tiles first, so that their keys and values stay in the L2 cache. Packed: sequence after sequence.

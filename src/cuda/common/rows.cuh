@@ -6,7 +6,7 @@
 #include "core/mask.hpp"
 #include "core/problem.hpp"
 #include "cuda/common/lanes.hpp"
-#include "cuda/common/prefill_order.hpp"
+#include "cuda/common/tiles_bound.hpp"
 
 namespace plait::cuda {
 
