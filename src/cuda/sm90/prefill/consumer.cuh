@@ -18,7 +18,7 @@ struct PrefillConsumer : PrefillScores<T, kTile> {
   static_assert(kTile.query_parts() == (kStaged ? 1 : kTile.warpgroups));
   static_assert(kTile.query_slots > kTile.query_parts());  // scores of the next row tile come ahead of the store of O
 
-  // All row tiles that the producer finds. Scores of one tile of keys are computed while those of the tile before weigh
+  // All row tiles that the finder finds. Scores of one tile of keys are computed while those of the tile before weigh
   // values, also from one row tile to the next.
   __device__ __forceinline__ void run() const {
     State s;

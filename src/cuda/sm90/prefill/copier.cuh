@@ -10,12 +10,12 @@ namespace plait::cuda::sm90 {
 template <class T, catalog::Sm90PrefillTile kTile>
 struct PrefillCopier {
   using Storage = PrefillStorage<T, kTile>;
+  using WorkRing = RingPosition<kTile.work_slots>;
   static constexpr int kKeys = kTile.tile_keys;
 
   const PrefillParams& params;
   Storage& storage;
 
-  using WorkRing = RingPosition<kTile.work_slots>;
   // Copies the queries (and O), the keys, or the values, of all row tiles, by one lane each: slots of keys are free
   // earlier than those of the values before them. In turn, keys and values are copied by the first lane, in the order
   // of the steps. Both lanes run one piece of code, with one copy of it for keys and values: the instruction cache

@@ -20,9 +20,7 @@ void launch_tile(const AttentionProblem& p, const AttentionTensors& t, const Pre
                 works = row_tiles * std::max(1, ranges.count);
   if (works == 0) return;
   if (counts_row_tiles(p)) check(cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
-  // Columns of the queries that no copy fills have to stay zero.
-  const bool copies_out = layouts.out && p.out_dtype == p.dtype && kTile.stages_output() &&
-                          p.head_dim > kTile.head_dim - tile::kBlockColumns;
+  const bool copies_out = layouts.out && p.out_dtype == p.dtype;
   const PrefillParams params{
       .q = row_tile_map(t.q, layouts.q.value()),
       .k = row_tile_map(t.k, layouts.k.value()),
@@ -49,7 +47,7 @@ void launch_prefill(const AttentionProblem& p, const AttentionTensors& t, const 
                     cudaStream_t stream) {
   constexpr size_t kEven = catalog::sm90_prefill_tile_index(kHeadDim, false),
                    kRagged = catalog::sm90_prefill_tile_index(kHeadDim, true);
-  const auto launch_one = prefill_tile_index(p) == kEven ? launch_tile<T, kEven> : launch_tile<T, kRagged>;
+  const auto launch_one = layouts.tile_index == kEven ? launch_tile<T, kEven> : launch_tile<T, kRagged>;
   launch_one(p, t, layouts, ranges, cache_rows, multiprocessors, workspace, stream);
 }
 

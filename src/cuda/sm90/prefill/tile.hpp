@@ -16,7 +16,6 @@ inline int64_t sequence_keys(const AttentionProblem& p) {
 }
 
 // Whether a window may hide keys: callers give windows longer than the sequence, or with a causal mask a right side.
-// The same for heads as rows (range_problem()), whose launch must find the tile that was planned.
 inline bool windowed(const AttentionProblem& p) {
   const int64_t per = p.rows_per_position();
   const bool diagonal = p.causal && p.mask != PseudoMask::kToken;
