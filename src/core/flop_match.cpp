@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/mask.hpp"
+#include "core/rounding.hpp"
 #include "plait/iha.hpp"
 
 namespace plait {
@@ -40,7 +41,7 @@ FlopMatch flop_matched_window(int64_t seqlen, int64_t pseudo_heads, HeadMode mod
                 fmt::format("got {} with P = {} and tile = {}, expected at most 2^32 positions and 2^24 query tiles",
                             seqlen, pseudo_heads, tile));
   }
-  const int64_t rounded = (seqlen + tile - 1) / tile * tile;
+  const int64_t rounded = round_up(seqlen, tile);
   FlopMatch match;
   match.causal_visits = causal_window_visits(rounded, -1, tile);
   if (pseudo_heads == 1) {

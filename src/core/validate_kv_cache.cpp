@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/rounding.hpp"
 #include "core/validate.hpp"
 
 namespace plait {
@@ -211,7 +212,7 @@ void check_contents(const KvCacheProblem& problem, const KvCacheTensors& tensors
                                             cache.batch_idx[b], b, range_text(problem.cache_rows, "rows")));
     }
     if (attention.page_size > 0) {
-      const int64_t pages = (after + attention.page_size - 1) / attention.page_size;
+      const int64_t pages = ceil_div(after, attention.page_size);
       for (int64_t i = 0; i < std::min(pages, max_pages); ++i) {
         const int32_t page = cache.block_table[b * cache.block_stride + i];
         if (page < 0 || page >= problem.cache_rows) {

@@ -1,12 +1,13 @@
 // In which order blocks take row tiles: long ones first, and so that they share keys in the L2 cache. Plain C++.
 // Called by the launch functions of the prefill kernels and split_d, which choose it, and by schedule.cuh; tested on
-// the host. tiles_bound() is every kernel's that calls find_tile().
+// the host.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 #include "cuda/common/divisor.hpp"
 #include "cuda/common/tiles_bound.hpp"
 
@@ -87,7 +88,7 @@ inline PrefillOrder prefill_order(const AttentionProblem& p, int64_t tile_rows, 
                              : std::max({int64_t{1}, section_bytes / std::max(unit_bytes(p), int64_t{1}),
                                          section_blocks / std::max(sequence_tiles * group, int64_t{1})});
   const int64_t sections = std::max(int64_t{1}, units / wanted);
-  const int64_t per_section = std::max(int64_t{1}, (units + sections - 1) / sections);
+  const int64_t per_section = std::max(int64_t{1}, ceil_div(units, sections));
   return order_of_sections(p, tile_rows, cache_rows, per_section, units == 0 ? 0 : (units - 1) / per_section);
 }
 

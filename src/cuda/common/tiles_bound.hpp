@@ -5,13 +5,14 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 
 namespace plait::cuda {
 
 // How many blocks a launch needs so that find_tile() reaches every tile; the host does not read packed lengths.
 inline int64_t tiles_bound(const AttentionProblem& p, int64_t tile_rows, bool keys) {
   const int64_t rows = (keys ? p.seqlen_kv : p.seqlen_q) * p.rows_per_position();
-  if (!p.packed) return p.batch * ((rows + tile_rows - 1) / tile_rows);
+  if (!p.packed) return p.batch * ceil_div(rows, tile_rows);
   return rows == 0 ? 0 : rows / tile_rows + p.batch + 1;
 }
 

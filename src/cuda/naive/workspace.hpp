@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 
 namespace plait::cuda::naive {
 
@@ -23,8 +24,8 @@ struct WeightGrid {
   int64_t out_tiles, in_tiles, chunks, positions, workspace_bytes;
 
   WeightGrid(int64_t out, int64_t in, int64_t all_positions)
-      : out_tiles((out + kTile - 1) / kTile),
-        in_tiles((in + kTile - 1) / kTile),
+      : out_tiles(ceil_div(out, kTile)),
+        in_tiles(ceil_div(in, kTile)),
         chunks(std::clamp(kWantedBlocks / std::max<int64_t>(1, out_tiles * in_tiles), kFewestChunks, kMostChunks)),
         positions(all_positions),
         workspace_bytes(chunks * out * in * static_cast<int64_t>(sizeof(float))) {}

@@ -8,6 +8,7 @@
 #include "catalog/catalog.hpp"
 #include "catalog/mma_backward_tiles.hpp"
 #include "core/problem.hpp"
+#include "core/rounding.hpp"
 
 namespace plait::cuda::mma {
 
@@ -16,13 +17,13 @@ inline constexpr int64_t kBackwardAlignBytes = 256;
 // delta: [batch (1 if packed), heads_q, rows]. RowPairs take twice as much.
 inline int64_t backward_delta_bytes(const AttentionProblem& p) {
   const int64_t elems = (p.packed ? 1 : p.batch) * p.heads_q * p.seqlen_q * p.rows_per_position();
-  return (elems * 4 + kBackwardAlignBytes - 1) / kBackwardAlignBytes * kBackwardAlignBytes;
+  return round_up(elems * 4, kBackwardAlignBytes);
 }
 
 // Row tiles of dQ's sum per head and batch entry (packed: per head; a sequence starts a new tile).
 inline int64_t backward_dq_slots(const AttentionProblem& p, int64_t tile_rows) {
   const int64_t rows = p.seqlen_q * p.rows_per_position();
-  return p.packed ? rows / tile_rows + p.batch + 1 : (rows + tile_rows - 1) / tile_rows;
+  return p.packed ? rows / tile_rows + p.batch + 1 : ceil_div(rows, tile_rows);
 }
 
 // Enough for any tile; deterministic calls need no sum of dQ.

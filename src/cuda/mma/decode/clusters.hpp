@@ -97,10 +97,10 @@ inline DecodeClusters fastest_clusters(const ClusterWork& work) {
   for (int log2 = 1; log2 <= kPortableClusterLog2; ++log2) consider({log2});
   consider({kPortableClusterLog2, 0, kLong});
   for (int more = 0; more <= kMostClustersLog2; ++more) consider({kPortableClusterLog2, more, kWide});
-  // Three or four clusters of 16, in neighbouring groups of multiprocessors, would share the way to one half of the
-  // memory.
   // On smaller GPUs groups have fewer than 16 multiprocessors.
   if (work.device.multiprocessors < kLargeClusterMultiprocessors) return fastest;
+  // Three or four clusters of 16, in neighbouring groups of multiprocessors, would share the way to one half of the
+  // memory.
   const bool spread = work.units > 2 && 2 * work.units <= work.device.multiprocessors >> kMostClusterLog2;
   consider({kMostClusterLog2, 0, kWide, spread});
   return fastest;
